@@ -1,0 +1,76 @@
+"""The jobs: one table that `./run`, tox and continuous integration all call as `python -m tests JOB [pytest arguments]`.
+
+Standard library only, so that `./run` can list the jobs and refuse an unknown one before anything is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout", "torch": "torch"}
+PARALLEL = ("-n", "auto", "--dist", "loadgroup")
+OWN_PARALLELISM = ("-n", "--numprocesses", "-pno:xdist", "no:xdist", "--pdb", "--trace")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one job does, and the arguments its module gets before the user's own."""
+
+    summary: str
+    arguments: tuple[str, ...] = ()
+    module: str = "pytest"
+    parallel: bool = True
+
+
+JOBS = {
+    "check": Job(
+        "every case and every law, on every backend that this machine offers",
+        ("tests/test_cases.py", "tests/test_laws.py"),
+    ),
+    "test": Job("all tests, with the oracle's own, the tests of the tests, lint and types"),
+    "lint": Job("style and import contracts only", ("tests/meta/test_house.py", "-m", "lint"), parallel=False),
+    "types": Job("static types only", ("tests/meta/test_house.py", "-m", "types"), parallel=False),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one job and return its exit status; 2 when it is unknown or its packages are missing."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    checking = arguments[0] == "--known"
+    name, *rest = arguments[1:] if checking else arguments
+    if name not in JOBS:
+        return refuse(f"unknown job {name!r}; expected one of: {', '.join(JOBS)}.")
+    if checking:
+        return 0
+    missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        return refuse(f"{sys.executable} lacks {', '.join(missing)}; unset MHC_PYTHON, or install them there.")
+    os.execv(sys.executable, command(JOBS[name], rest))
+
+
+def command(job: Job, rest: Sequence[str]) -> list[str]:
+    """The command line of `job` with the user's own arguments `rest` after the job's."""
+    parallel = PARALLEL if job.parallel and not any(item.startswith(OWN_PARALLELISM) for item in rest) else ()
+    return [sys.executable, "-m", job.module, *parallel, *job.arguments, *rest]
+
+
+def usage() -> str:
+    """The text of `./run` alone: every job with its one line."""
+    rows = [f"  {name:<8}{job.summary}" for name, job in JOBS.items()]
+    return "\n".join(["usage: ./run JOB [pytest arguments]", "", *rows])
+
+
+def refuse(sentence: str) -> int:
+    """Say on the error stream why nothing ran; return the exit status for it."""
+    print(f"run: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
