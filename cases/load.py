@@ -1,0 +1,123 @@
+"""Reads case files, and says in one sentence what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from cases.flags import CASES_DIR, FLAGS_FILE
+from cases.schema import Case
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+class CaseError(ValueError):
+    """A case file that cannot be used; the message names file, key, what was expected and what came."""
+
+
+def load_case(path: str | Path) -> Case:
+    """One case file, checked; raises CaseError when it cannot be read or breaks the schema."""
+    path = Path(path)
+    case = parse_case(read_text(path), shown(path))
+    if case.name != path.stem:
+        raise CaseError(f"{shown(path)}: name: expected {path.stem!r}, the file's own name, got {case.name!r}")
+    return case
+
+
+def load_all(root: str | Path = CASES_DIR) -> list[Case]:
+    """Every case below `root`, sorted by name; raises CaseError for a bad file or a name used twice."""
+    found: dict[str, Path] = {}
+    cases = []
+    for path in case_files(root):
+        case = load_case(path)
+        if case.name in found:
+            where = f"{shown(path)}: name: expected a name of its own"
+            raise CaseError(f"{where}, got {case.name!r}, which {shown(found[case.name])} has")
+        found[case.name] = path
+        cases.append(case)
+    return sorted(cases, key=lambda case: case.name)
+
+
+def case_files(root: str | Path = CASES_DIR) -> list[Path]:
+    """The case files below `root`, sorted by path; raises CaseError when there is no such directory."""
+    root = Path(root)
+    if not root.is_dir():
+        raise CaseError(f"{shown(root)}: expected a directory of case files, got none")
+    return sorted(path for path in root.rglob("*.toml") if path.name != FLAGS_FILE.name)
+
+
+def find_case(name: str, root: str | Path = CASES_DIR) -> Path:
+    """The file of the case called `name`; raises CaseError when there is none."""
+    for path in case_files(root):
+        if path.stem == name:
+            return path
+    raise CaseError(f"{shown(Path(root))}: expected the name of a case, got {name!r}")
+
+
+def parse_case(text: str, where: str) -> Case:
+    """A case from TOML text; `where` names its origin in the CaseError that a fault raises."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise CaseError(f"{where}: expected TOML, got {fault}") from None
+    try:
+        return Case.model_validate(data)
+    except ValidationError as fault:
+        raise CaseError(f"{where}: {_sentence(fault)}") from None
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; raises CaseError when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else "bytes that are not UTF-8"
+        raise CaseError(f"{shown(path)}: expected a readable case file, got {reason}") from None
+
+
+def shown(path: Path) -> str:
+    """The path as messages show it: relative to the project where it lies inside."""
+    project = CASES_DIR.parent
+    path = path.resolve()
+    return str(path.relative_to(project)) if path.is_relative_to(project) else str(path)
+
+
+def _sentence(fault: ValidationError) -> str:
+    """The first fault, and how many more there are."""
+    faults = fault.errors(include_url=False)
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    return _one(faults[0]) + more
+
+
+def _one(error: ErrorDetails) -> str:
+    """One fault as `key: expected this, got that`."""
+    key = ".".join(str(part) for part in error["loc"])
+    got, context = error["input"], error.get("ctx", {})
+    if error["type"] == "value_error":
+        message = str(context["error"])
+        return f"{key}: {message}" if key else message
+    return f"{key}: expected {_expected(error, context)}, got {_short(got, error['type'])}"
+
+
+def _expected(error: ErrorDetails, context: dict[str, Any]) -> str:
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return "no such key"
+    if kind == "missing":
+        return "a value"
+    if kind == "literal_error":
+        return str(context["expected"])
+    if kind == "string_pattern_mismatch":
+        return f"text that matches {context['pattern']}"
+    return error["msg"].removeprefix("Input should be ").replace("a valid ", "a ", 1)
+
+
+def _short(got: object, kind: str) -> str:
+    if kind == "missing":
+        return "none"
+    text = repr(got)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,285 @@
+"""The input recipes: values that make wrong kernels show.
+
+Ordinary random numbers hide almost every fault of order and rounding, so most recipes are built around one fault.
+A recipe knows an argument's role. Where it has nothing special to say about a role, the role's plain values stand.
+All values are float32 here; the builder rounds them to the argument's dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cases.randoms import Floats, Shape, below, between, normal, raw, signs, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cases.schema import ArgumentInput
+
+FN_SIZE = 0.02
+"""Size of a projection's weights, as the released models initialise them."""
+
+SCALES = (0.5, 0.25, 1.0)
+"""hc_scale for the pre, post and comb gates, as upstream's tests set it."""
+
+ABSORBED = 2.0**18
+"""How much larger `absorbing` makes the first and last stream: a small one keeps only a few of its bits."""
+
+FAINT = 2.0**-20
+"""Size of a sublayer's output under `cancelling`: about what the streams leave behind."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a recipe is asked for: `seed` names the case, `streams` is n, `has_x` tells of a sublayer's output."""
+
+    seed: str
+    argument: str
+    role: str
+    shape: Shape
+    streams: int
+    has_x: bool
+    made: ArgumentInput
+
+    def key(self, part: str = "") -> str:
+        """The text that seeds one random array of this argument."""
+        return f"{self.seed}/{self.argument}/{part}" if part else f"{self.seed}/{self.argument}"
+
+
+def values(request: Request) -> Floats:
+    """The values of one argument before `scale`, `repeat` and `set`; shape as requested."""
+    return _RECIPES[request.made.recipe](request)
+
+
+def _plain(request: Request) -> Floats:
+    """Values of an ordinary size for the role."""
+    key, shape, role = request.key(), request.shape, request.role
+    if role == "scale":
+        return np.resize(np.array(SCALES, dtype=np.float32), shape)
+    if role in ("pre", "comb"):
+        return between(key, shape, 0.0625, 1.0)
+    if role == "post":
+        return between(key, shape, 0.125, 2.0)
+    if role == "squares":
+        return between(key, shape, 64.0, 4096.0)
+    return normal(key, shape) * np.float32(_SIZES.get(role, 1.0)) + np.float32(role == "weight")
+
+
+_SIZES = {"projection": FN_SIZE, "weight": 0.125, "logits": 2.0, "sums": 8.0}
+
+
+def _cancelling(request: Request) -> Floats:
+    """Streams in pairs that nearly cancel, so that the sum is all rounding error, and shows every order."""
+    plain, role = _plain(request), request.role
+    if role == "hidden":
+        return plain * np.float32(FAINT)
+    for odd in range(1, request.streams, 2):
+        if role == "streams":
+            plain[:, odd] = -plain[:, odd - 1]
+        elif role in ("pre", "comb", "projection"):
+            stream = _stream_axis(plain, request)
+            stream[:, odd] = _nudged(stream[:, odd - 1], request.key(f"nudge{odd}"))
+    if role == "streams" and request.streams % 2:
+        plain[:, -1] *= np.float32(FAINT)
+    return plain
+
+
+def _nudged(base: Floats, key: str) -> Floats:
+    """base * (1 + d) with d of either sign and about 1e-6."""
+    sizes = between(f"{key}/size", base.shape, 5e-7, 1.5e-6)
+    return base * (np.float32(1) + signs(raw(key, base.shape)) * sizes)
+
+
+def _absorbing(request: Request) -> Floats:
+    """A large first and last stream that cancel: how much of the small ones survives depends on the order."""
+    plain, role, last = _plain(request), request.role, request.streams - 1
+    if last == 0:
+        return plain
+    if role == "streams":
+        plain[:, 0] *= np.float32(ABSORBED)
+        plain[:, last] = -plain[:, 0]
+    elif role in ("pre", "comb", "projection"):
+        stream = _stream_axis(plain, request)
+        stream[:, last] = stream[:, 0]
+    return plain
+
+
+def _stream_axis(plain: Floats, request: Request) -> Floats:
+    """A view whose axis 1 counts streams; a projection over one row per token has none, and is its own stream 0."""
+    if request.role != "projection":
+        return plain
+    rows, columns = plain.shape
+    return plain.reshape(rows, request.streams, columns // request.streams)
+
+
+def _near_tie(request: Request) -> Floats:
+    """Sums v + half an ulp of v, exactly or 2^-15 of it off: the middle between two BF16 values."""
+    role = request.role
+    lead = "x" if request.has_x else "residual"
+    if role == "hidden" and request.argument == "x":
+        return _tie_base(f"{request.seed}/tie", request.shape)
+    if role == "streams":
+        return _tie_streams(request, lead)
+    if role == "post":
+        return np.ones(request.shape, dtype=np.float32)
+    if role == "comb" or (role == "pre" and not request.has_x):
+        return _tie_mix(request, 0 if role == "comb" else 1)
+    return _plain(request)
+
+
+def _tie_base(key: str, shape: Shape) -> Floats:
+    """BF16 values v with exponents from -4 to 4."""
+    bits = raw(key, shape)
+    mantissas = np.float32(1) + below(bits, 128).astype(np.float32) * np.float32(2.0**-7)
+    exponents = ((bits >> np.uint64(8)) % np.uint64(9)).astype(np.int32) - 4
+    return np.ldexp(signs(bits) * mantissas, exponents)
+
+
+def _tie_streams(request: Request, lead: str) -> Floats:
+    """v in stream 0 and half an ulp in stream 1, or the half alone where x holds v; zeros elsewhere."""
+    tokens, streams, hidden = request.shape
+    base = _tie_base(f"{request.seed}/tie", (tokens, hidden))
+    halves = np.ldexp(signs(raw(request.key("half"), base.shape)), np.frexp(base)[1] - 9)
+    made = np.zeros(request.shape, dtype=np.float32)
+    first = 0
+    if lead == "residual":
+        made[:, 0], first = base, 1
+    if first < streams:
+        made[:, first] = halves
+    return made
+
+
+def _tie_mix(request: Request, half_stream: int) -> Floats:
+    """1 for v, and 1 or 1 +- 2^-15 by turns of the tokens for the half; 1.5 for a lone stream."""
+    made = _plain(request)
+    if half_stream == 1:
+        made[:, 0] = 1.0 if request.streams > 1 else 1.5
+    if half_stream < request.streams:
+        factors = np.array([1.0, 1.0 + 2.0**-15, 1.0 - 2.0**-15], dtype=np.float32)
+        turns = factors[np.arange(request.shape[0]) % 3]
+        made[:, half_stream] = turns.reshape(-1, *([1] * (made.ndim - 2)))
+    return made
+
+
+def _wide(request: Request) -> Floats:
+    """Exponents far apart, evenly spread; squares stay positive."""
+    if request.role in ("scale", "weight"):
+        return _plain(request)
+    made = spread(request.key(), request.shape, _LIMITS.get(request.role, 30))
+    return np.abs(made) if request.role == "squares" else made
+
+
+_LIMITS = {"streams": 50, "hidden": 50, "logits": 7, "mixes": 7, "base": 5}
+
+
+def _integer(request: Request) -> Floats:
+    """Small integers, and powers of two for the mixes: every order of the sum is exact."""
+    bits, role = raw(request.key(), request.shape), request.role
+    if role in ("pre", "post", "comb"):
+        return signs(bits) * np.ldexp(np.float32(1), (below(bits, 4) - 2).astype(np.int32))
+    if role in ("scale", "squares", "weight"):
+        return np.ldexp(np.float32(1), below(bits, 4).astype(np.int32))
+    return (below(bits, 7) - 3).astype(np.float32)
+
+
+def _one_hot(request: Request) -> Floats:
+    """Mixes that select one stream, another for each token; weights that select one column, the last included."""
+    made, role = np.zeros(request.shape, dtype=np.float32), request.role
+    first = np.arange(request.shape[0])
+    if role in ("pre", "post"):
+        made[first, first % request.streams] = 1.0
+    elif role == "comb":
+        for stream in range(request.streams):
+            made[first, stream, (first + stream + 1) % request.streams] = 1.0
+    elif role == "projection":
+        rows, columns = request.shape
+        made[first, first * (columns - 1) // max(rows - 1, 1)] = 1.0
+    else:
+        return _plain(request)
+    return made
+
+
+def _token_id(request: Request) -> Floats:
+    """Values that say where they belong: exponent = token, mantissa = stream and column, sign = column / 16.
+
+    BF16: 2^(token % 64 - 32) * (1 + (16 * stream + column % 16) / 128), negative in every other 16 columns. The
+    exponent repeats after 64 tokens. FP32 mixes: token % 64 + input stream / 8 + output stream / 64.
+    """
+    places = np.indices(request.shape, sparse=True)
+    if request.role in ("hidden", "streams"):
+        token, column = places[0], places[-1]
+        stream = places[1] if request.role == "streams" else np.zeros_like(token)
+        mantissa = 1.0 + (16 * stream + column % 16) / 128.0
+        sign = 1.0 - 2.0 * ((column // 16) % 2)
+        return (sign * np.ldexp(mantissa, token % 64 - 32)).astype(np.float32)
+    if request.role in ("pre", "post", "comb"):
+        parts = (places[0] % 64, *(place / 8.0**turn for turn, place in enumerate(places[1:], start=1)))
+        return np.broadcast_to(sum(parts), request.shape).astype(np.float32)
+    return _plain(request)
+
+
+def _special(request: Request) -> Floats:
+    """Plain values with one in `every` replaced by a special bit pattern of the wanted kinds."""
+    made, table = request.made, _special_bits(request)
+    bits = raw(request.key("special"), request.shape)
+    chosen = (bits & np.uint64(0xFFFFFFFF)) % np.uint64(made.every) == 0
+    picked = table[below(bits, len(table))]
+    return np.where(chosen, picked, _plain(request).view(np.uint32)).view(np.float32)
+
+
+def _special_bits(request: Request) -> np.typing.NDArray[np.uint32]:
+    """Bit patterns in FP32; those of a BF16 argument end in 16 zero bits, so that nothing is lost."""
+    narrow = request.role in ("hidden", "streams", "weight")
+    patterns = _BF16_SPECIALS if narrow else _F32_SPECIALS
+    kinds: Iterable[str] = request.made.kinds or patterns
+    both = [bits | sign for kind in kinds for bits in patterns[kind] for sign in (0, 0x80000000)]
+    if request.role == "squares":
+        both = [bits for bits in both if bits < 0x80000000]
+    return np.array(both, dtype=np.uint32)
+
+
+_BF16_SPECIALS = {
+    "zero": (0x00000000,),
+    "subnormal": (0x00010000, 0x00400000, 0x007F0000, 0x00800000),
+    "inf": (0x7F800000,),
+    "nan": (0x7FC00000, 0x7FA50000),
+    "largest": (0x7F7F0000, 0x7F000000),
+}
+_F32_SPECIALS = {
+    "zero": (0x00000000,),
+    "subnormal": (0x00000001, 0x00400000, 0x007FFFFF, 0x00800000),
+    "inf": (0x7F800000,),
+    "nan": (0x7FC00000, 0x7FA5A5A5),
+    "largest": (0x7F7FFFFF, 0x7F000000),
+}
+
+
+def _zeros(request: Request) -> Floats:
+    return np.zeros(request.shape, dtype=np.float32)
+
+
+def _ones(request: Request) -> Floats:
+    return np.ones(request.shape, dtype=np.float32)
+
+
+def _constant(request: Request) -> Floats:
+    return np.full(request.shape, request.made.value, dtype=np.float32)
+
+
+_RECIPES: dict[str, Callable[[Request], Floats]] = {
+    "normal": _plain,
+    "cancelling": _cancelling,
+    "absorbing": _absorbing,
+    "near_tie": _near_tie,
+    "wide": _wide,
+    "integer": _integer,
+    "one_hot": _one_hot,
+    "token_id": _token_id,
+    "special": _special,
+    "zeros": _zeros,
+    "ones": _ones,
+    "constant": _constant,
+}
