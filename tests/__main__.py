@@ -1,4 +1,4 @@
-"""The jobs: one table that `./run`, tox and continuous integration all call as `python -m tests JOB [pytest arguments]`.
+"""The jobs: one table, called as `python -m tests JOB [pytest arguments]` by `./run`, tox and continuous integration.
 
 Standard library only, so that `./run` can list the jobs and refuse an unknown one before anything is installed.
 """
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout", "torch": "torch"}
 PARALLEL = ("-n", "auto", "--dist", "loadgroup")
@@ -51,7 +52,12 @@ def main(arguments: Sequence[str]) -> int:
     missing = [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         return refuse(f"{sys.executable} lacks {', '.join(missing)}; unset MHC_PYTHON, or install them there.")
-    os.execv(sys.executable, command(JOBS[name], rest))
+    return replace_this_process(command(JOBS[name], rest))
+
+
+def replace_this_process(line: Sequence[str]) -> NoReturn:
+    """Become the program of `line`, so that signals and exit status are its own."""
+    os.execv(line[0], list(line))
 
 
 def command(job: Job, rest: Sequence[str]) -> list[str]:
