@@ -40,12 +40,12 @@ def sized(op: str, name: str, value: object, dtype: torch.dtype, shape: Sequence
     return checked
 
 
-def residual(op: str, value: object) -> tuple[int, int, int]:
+def residual(op: str, value: object, name: str = "residual") -> tuple[int, int, int]:
     """Return (T, n, H) of a bf16 [T, n, H] residual, n in 1..8, H >= 1; TypeError or ValueError otherwise."""
-    tokens, streams, hidden = tensor(op, "residual", value, torch.bfloat16, ("T", "n", "H")).shape
+    tokens, streams, hidden = tensor(op, name, value, torch.bfloat16, ("T", "n", "H")).shape
     if not 1 <= streams <= MAX_STREAMS:
-        raise ValueError(f"{op}: residual must have 1 to {MAX_STREAMS} streams, got {streams}")
-    positive(op, "residual", hidden)
+        raise ValueError(f"{op}: {name} must have 1 to {MAX_STREAMS} streams, got {streams}")
+    positive(op, name, hidden)
     return tokens, streams, hidden
 
 

@@ -68,6 +68,11 @@ def constant(value: float, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=torch.float32, device=like.device)
 
 
+def packed(values: Tensor) -> Tensor:
+    """Return a copy with the strides of a fresh contiguous tensor, also where a dimension is 0 or 1."""
+    return values.clone(memory_format=torch.contiguous_format)
+
+
 def widen(values: Tensor) -> Tensor:
     """Return bf16 `values` as fp32, exactly (the pattern moves up 16 bits, so NaN payloads survive)."""
     if values.dtype != torch.bfloat16:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oracle import arguments
-from oracle.arith import round_bf16, widen
+from oracle.arith import packed, round_bf16, widen
 from oracle.arithmetic import CONTRACT_1, Arithmetic
 from oracle.reduce import weighted_sum
 
@@ -23,7 +23,7 @@ def collapse(residual: Tensor, pre_mix: Tensor, *, arithmetic: Arithmetic = CONT
     tokens, streams, _ = arguments.residual("collapse", residual)
     arguments.sized("collapse", "pre_mix", pre_mix, torch.float32, (tokens, streams))
     arguments.same_device("collapse", residual=residual, pre_mix=pre_mix)
-    return round_bf16(unrounded_collapse(residual, pre_mix, arithmetic))
+    return packed(round_bf16(unrounded_collapse(residual, pre_mix, arithmetic)))
 
 
 def unrounded_collapse(residual: Tensor, pre_mix: Tensor, arithmetic: Arithmetic) -> Tensor:

@@ -48,9 +48,8 @@ def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"MhcConfig: {name} must be an int, got {value!r}")
     if value < 1 or (name == "hc_mult" and value > 8):
-        raise ValueError(
-            f"MhcConfig: {name} must be {'1 to 8' if name == 'hc_mult' else 'at least 1'}, got {value}"
-        )
+        wanted = "1 to 8" if name == "hc_mult" else "at least 1"
+        raise ValueError(f"MhcConfig: {name} must be {wanted}, got {value}")
 
 
 def _check_real(name: str, value: object) -> None:

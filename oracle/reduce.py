@@ -82,7 +82,7 @@ def _pairwise(terms: list[Tensor]) -> Tensor:
 
 
 def lane_tree(lanes: Tensor) -> Tensor:
-    """Return the fp32 sum over the last dimension (a power of two) by the adjacent-pair tree a[2i] + a[2i+1]."""
+    """Return the fp32 sum over the last dimension, a power of two, by the tree a[2i] + a[2i+1]."""
     while lanes.shape[-1] > 1:
         lanes = lanes[..., 0::2] + lanes[..., 1::2]
     return lanes[..., 0]

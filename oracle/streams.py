@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oracle import arguments
-from oracle.arith import constant, fma, round_bf16, widen
+from oracle.arith import constant, fma, packed, round_bf16, widen
 from oracle.arithmetic import CONTRACT_1, Arithmetic, Post
 from oracle.collapse import collapse
 from oracle.reduce import add_product, index_sum
@@ -21,7 +21,7 @@ def expand(hidden: Tensor, hc_mult: int) -> Tensor:
     """
     tokens, width = arguments.rows("expand", "hidden", hidden)
     streams = arguments.count("expand", "hc_mult", hc_mult, highest=arguments.MAX_STREAMS)
-    return hidden.unsqueeze(1).expand(tokens, streams, width).clone(memory_format=torch.contiguous_format)
+    return packed(hidden.unsqueeze(1).expand(tokens, streams, width))
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def stream_mean(residual: Tensor, *, arithmetic: Arithmetic = CONTRACT_1) -> Ten
     total = index_sum(widen(residual).unbind(1), arithmetic.mean.order)
     n = constant(streams, total)
     one = constant(1.0, total)
-    return round_bf16(total / n if arithmetic.mean.scale == "divide" else total * (one / n))
+    return packed(round_bf16(total / n if arithmetic.mean.scale == "divide" else total * (one / n)))
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def post(
     Raises TypeError for a wrong dtype, ValueError for a wrong shape or device. Source: contract 1.
     """
     check_post("post", x, residual, post_mix, comb_mix)
-    return round_bf16(unrounded_post(x, residual, post_mix, comb_mix, arithmetic))
+    return packed(round_bf16(unrounded_post(x, residual, post_mix, comb_mix, arithmetic)))
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def draft_tail(
 def check_post(
     op: str, x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor
 ) -> tuple[int, int, int]:
-    """Return (T, n, H) of the four arguments of a post mapping, or raise as `post` does, in the name of `op`."""
+    """Return (T, n, H) of the arguments of a post mapping, or raise as `post` does, in the name of `op`."""
     tokens, streams, hidden = arguments.residual(op, residual)
     arguments.sized(op, "x", x, torch.bfloat16, (tokens, hidden))
     arguments.sized(op, "post_mix", post_mix, torch.float32, (tokens, streams))
