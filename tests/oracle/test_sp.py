@@ -31,7 +31,9 @@ def test_layout_follows_the_closed_formula(tokens: int, tp: int) -> None:
     assert layout.rows_per_rank == chunk
     assert layout.padded_tokens == chunk * tp
     assert layout.pad_rows == (-tokens) % tp
-    assert [layout.valid_rows(r) for r in range(tp)] == [len(range(tokens)[r * chunk : (r + 1) * chunk]) for r in range(tp)]
+    assert [layout.valid_rows(r) for r in range(tp)] == [
+        len(range(tokens)[r * chunk : (r + 1) * chunk]) for r in range(tp)
+    ]
     assert sum(layout.valid_rows(r) + layout.pad_rows_of(r) for r in range(tp)) == layout.padded_tokens
 
 
@@ -142,7 +144,11 @@ def test_log_shows_a_collective_that_only_some_ranks_issue() -> None:
         (lambda: SpLayout(3, True), TypeError, "tp must be an int, got bool True"),
         (lambda: sp.shard(torch.zeros(2, 1), SpLayout(3, 2)), ValueError, "expected 3 rows"),
         (lambda: sp.trim(torch.zeros(3, 1), SpLayout(3, 2)), ValueError, "expected 4 rows"),
-        (lambda: sp.all_gather([torch.zeros(2, 1)], SpLayout(3, 2)), ValueError, "expected 2 tensors, one a rank, got 1"),
+        (
+            lambda: sp.all_gather([torch.zeros(2, 1)], SpLayout(3, 2)),
+            ValueError,
+            "expected 2 tensors, one a rank, got 1",
+        ),
         (
             lambda: sp.all_gather([torch.zeros(2, 1), torch.zeros(2, 1).double()], SpLayout(3, 2)),
             ValueError,

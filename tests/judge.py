@@ -1,0 +1,266 @@
+"""Judges one implementation on one case: shards, pad fills, guard bands, bits.
+
+Everything a kernel can get wrong on a rank is tried here, in the same way for cases, laws, planted wrong kernels and
+a user's own function: the per-token inputs are sharded and their pad rows filled, every rank's call gets outputs that
+hold poison between guard bands, its inputs are compared with what they were, and what it wrote is gathered and
+compared with the oracle bit by bit, pad rows included (a rank cannot tell its pad rows from tokens).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+import oracle
+from cases.build import Inputs, build, pad_value
+from cases.digest import digest
+from cases.layouts import relayout
+from cases.ops import Op
+from cases.schema import Case, Order, PadFill
+from oracle.arith import bits
+from oracle.compare import POISON, Comparison, compare
+from oracle.sp import SpLayout, all_gather, shard, trim
+from tests.implementations import Implementation, Outputs, of_oracle
+
+GUARD_ELEMENTS = 256
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One way to run a case: the pad fill (None where nothing is padded) and the order of op and gather."""
+
+    layout: SpLayout
+    fill: PadFill | None
+    order: Order
+
+    def __str__(self) -> str:
+        fill = f", pad fill {self.fill}" if self.fill else ""
+        return f"tp {self.layout.tp}, {self.order}{fill}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that is wrong: a comparison that is not exact, or a broken rule in words."""
+
+    schedule: Schedule
+    output: str
+    comparison: Comparison | None = None
+    violation: str | None = None
+    tensors: Tensors | None = None
+    actual: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The SP steps around a kernel, replaceable so that planted wrong ones can be judged too."""
+
+    shard: Callable[..., list[torch.Tensor]] = shard
+    all_gather: Callable[..., torch.Tensor] = all_gather
+    trim: Callable[[torch.Tensor, SpLayout], torch.Tensor] = trim
+
+
+def judge(
+    case: Case, implementation: Implementation, tp: int, *, device: str = "cpu", pipeline: Pipeline | None = None
+) -> list[Failure]:
+    """Run a case on ``tp`` simulated ranks under every pad fill and order; return what failed, empty when exact.
+
+    Raises what the implementation raises. An `oracle.compare.Comparison` inside a failure holds the mismatches.
+    """
+    failures: list[Failure] = []
+    inputs = built(case)
+    for schedule in schedules(case, tp):
+        failures += _run(case, implementation, schedule, inputs, device, pipeline or Pipeline())
+    return failures
+
+
+def schedules(case: Case, tp: int) -> Iterator[Schedule]:
+    """Every (pad fill, order) under which a case runs at this tp."""
+    layout = SpLayout(case.tokens, tp)
+    for order in case.orders:
+        for fill in case.fills(tp) or (None,):
+            yield Schedule(layout, fill, order)
+
+
+def parameters(case_params: Mapping[str, object]) -> dict[str, object]:
+    """A case's plain parameters as an op takes them: the config table becomes an `oracle.MhcConfig`."""
+    params = dict(case_params)
+    if "config" in params:
+        params["config"] = oracle.MhcConfig(**cast(dict[str, Any], params["config"]))
+    return params
+
+
+def digests(case: Case) -> dict[str, str]:
+    """The digests of the oracle's outputs for a case, by output name, as `python -m cases bless` writes them."""
+    outputs = _reference(case, None, case.tokens)
+    return {spec.name: digest(output) for spec, output in zip(case.spec.outputs, outputs, strict=True)}
+
+
+def built(case: Case) -> Inputs:
+    """A case's inputs, made once for its trials."""
+    return _build_from(case.model_dump_json(by_alias=True))
+
+
+@functools.lru_cache(maxsize=2)
+def _build_from(document: str) -> Inputs:
+    return build(Case.model_validate_json(document))
+
+
+def _reference(case: Case, fill: PadFill | None, rows: int) -> Outputs:
+    """The oracle's outputs for the whole batch of ``rows`` rows, those past T filled with the pad fill."""
+    return _reference_from(case.model_dump_json(by_alias=True), fill, rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _reference_from(document: str, fill: PadFill | None, rows: int) -> Outputs:
+    case = Case.model_validate_json(document)
+    inputs = built(case)
+    tensors = {name: _extend(case.spec, name, tensor, fill, rows) for name, tensor in inputs.tensors.items()}
+    return of_oracle(case.op)(tensors, parameters(inputs.params))
+
+
+def _extend(op: Op, name: str, tensor: torch.Tensor, fill: PadFill | None, rows: int) -> torch.Tensor:
+    if fill is None or not op.argument(name).per_token:
+        return tensor
+    value = pad_value(fill, tensor.dtype)
+    filler = torch.full((rows - tensor.shape[0], *tensor.shape[1:]), value, dtype=tensor.dtype)
+    return torch.cat([tensor, filler])
+
+
+def _run(
+    case: Case, implementation: Implementation, schedule: Schedule, inputs: Inputs, device: str, pipeline: Pipeline
+) -> list[Failure]:
+    gathers_first = schedule.order == "gather-then-op"
+    rank_inputs = _per_rank(case, schedule, inputs, pipeline)
+    if gathers_first:
+        rank_inputs = [_gathered(case, rank_inputs, schedule.layout, pipeline)]
+    calls = [guarded_call(case, implementation, tensors, inputs.params, device) for tensors in rank_inputs]
+    failures = [Failure(schedule, "", violation=text) for call in calls for text in call.violations]
+    rows = case.tokens if gathers_first else schedule.layout.padded_tokens
+    expected = _reference(case, None if gathers_first else schedule.fill, rows)
+    for index, spec in enumerate(case.spec.outputs):
+        shards = [call.outputs[index].cpu() for call in calls]
+        joined = _join(shards, schedule, spec.dims[0] == "T", gathers_first, pipeline)
+        failures += _judge_output(case, spec.name, joined, expected[index], schedule, rank_inputs)
+    return failures
+
+
+def _join(
+    shards: list[torch.Tensor], schedule: Schedule, per_token: bool, gathers_first: bool, pipeline: Pipeline
+) -> torch.Tensor:
+    """One tensor of all ranks' outputs; an output without a token axis is the same on every rank."""
+    if gathers_first or not per_token or shards[0].shape[:1] != (schedule.layout.rows_per_rank,):
+        return shards[0]
+    return pipeline.all_gather(shards, schedule.layout)
+
+
+def _judge_output(
+    case: Case,
+    name: str,
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    schedule: Schedule,
+    rank_inputs: Sequence[Tensors],
+) -> list[Failure]:
+    layout = schedule.layout if actual.shape[:1] == (schedule.layout.padded_tokens,) else None
+    comparison = compare(actual=actual, expected=expected, layout=layout, poison=POISON.get(actual.dtype))
+    if comparison.exact:
+        return []
+    tensors = {
+        key: torch.cat([rank[key] for rank in rank_inputs]) if case.spec.argument(key).per_token else tensor
+        for key, tensor in rank_inputs[0].items()
+    }
+    return [Failure(schedule, name, comparison, tensors=tensors, actual=actual)]
+
+
+def _per_rank(case: Case, schedule: Schedule, inputs: Inputs, pipeline: Pipeline) -> list[dict[str, torch.Tensor]]:
+    """Every rank's inputs: per-token arguments sharded and padded, weights whole, each in the case's layout."""
+    ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(schedule.layout.tp)]
+    for name, tensor in inputs.tensors.items():
+        if case.spec.argument(name).per_token:
+            fill = pad_value(schedule.fill or "zero", tensor.dtype)
+            parts = pipeline.shard(tensor, schedule.layout, fill)
+        else:
+            parts = [tensor] * len(ranks)
+        for rank, part in zip(ranks, parts, strict=True):
+            rank[name] = part
+    return ranks
+
+
+def _gathered(case: Case, ranks: Sequence[Tensors], layout: SpLayout, pipeline: Pipeline) -> dict[str, torch.Tensor]:
+    return {
+        name: pipeline.trim(pipeline.all_gather([rank[name] for rank in ranks], layout), layout)
+        if case.spec.argument(name).per_token
+        else tensor
+        for name, tensor in ranks[0].items()
+    }
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one guarded call gave: the outputs, and the rules it broke in words."""
+
+    outputs: Outputs
+    violations: tuple[str, ...]
+
+
+def guarded_call(
+    case: Case, implementation: Implementation, tensors: Tensors, params: Mapping[str, object], device: str
+) -> Call:
+    """Call an implementation with laid-out inputs and, where it takes ``out=``, poisoned outputs between guards."""
+    placed = {name: relayout(tensor.to(device), case.made_by(name).layout) for name, tensor in tensors.items()}
+    rows = next((tensor.shape[0] for name, tensor in tensors.items() if case.spec.argument(name).per_token), 1)
+    guards = [_Guarded(shape, dtype, device) for shape, dtype in output_shapes(case, rows)]
+    out = tuple(guard.inner for guard in guards) if implementation.accepts_out else None
+    outputs = implementation(placed, parameters(params), out)
+    violations = [f"changed its input {name}" for name, tensor in placed.items() if _changed(tensor, tensors[name])]
+    if out is not None:
+        names = [spec.name for spec in case.spec.outputs]
+        violations += [f"wrote outside out ({n})" for n, guard in zip(names, guards, strict=True) if guard.broken]
+        violations += [
+            f"returned another tensor than the out= it was given ({n})"
+            for n, given, got in zip(names, out, outputs, strict=True)
+            if got.data_ptr() != given.data_ptr()
+        ]
+    return Call(outputs, tuple(violations))
+
+
+def output_shapes(case: Case, rows: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each output of one rank's call with ``rows`` rows; aux has no rows where it is off."""
+    params = parameters(built(case).params)
+    shapes = []
+    for spec in case.spec.outputs:
+        off = spec.name == "aux" and not params.get("capture_aux", True)
+        sizes = case.sizes | {"T": 0 if off else rows}
+        shapes.append((tuple(sizes[dim] for dim in spec.dims), getattr(torch, spec.dtype)))
+    return shapes
+
+
+class _Guarded:
+    """An output buffer full of poison with a guard band on both sides."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+        size = 1
+        for extent in shape:
+            size *= extent
+        self._buffer = torch.empty(size + 2 * GUARD_ELEMENTS, dtype=dtype, device=device)
+        bits(self._buffer).fill_(POISON[dtype])
+        self.inner = self._buffer[GUARD_ELEMENTS : GUARD_ELEMENTS + size].view(shape)
+
+    @property
+    def broken(self) -> bool:
+        pattern = bits(self._buffer)
+        outside = torch.cat([pattern[:GUARD_ELEMENTS], pattern[-GUARD_ELEMENTS:]])
+        return bool((outside != POISON[self._buffer.dtype]).any())
+
+
+def _changed(after: torch.Tensor, before: torch.Tensor) -> bool:
+    return not torch.equal(bits(after.cpu()), bits(before))
+
+
+__all__ = ["Failure", "Pipeline", "Schedule", "built", "digests", "guarded_call", "judge", "schedules"]

@@ -1,0 +1,71 @@
+"""The verdict table: op x backend x tp, one line an op, from outcomes that may come from several processes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from oracle.report import Outcome
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one trial ended; ``reason`` explains every outcome but exact.
+
+    ``tp`` is 0 for a law, whose name then stands in ``case``.
+    """
+
+    op: str
+    case: str
+    backend: str
+    tp: int
+    outcome: Outcome
+    reason: str = ""
+
+
+def render(results: Sequence[Result], unavailable: Iterable[tuple[str, str]] = ()) -> list[str]:
+    """Lines of the table, then each reason for what was not run, then what failed.
+
+    ``unavailable`` names backends that this machine does not offer, each with the reason.
+    """
+    cells: dict[tuple[str, str], dict[int, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for result in results:
+        cells[result.op, result.backend][result.tp].append(result)
+    sizes = sorted({result.tp for result in results}, key=lambda tp: tp or math.inf)
+    rows = [("op", "backend", *(f"tp {tp}" if tp else "laws" for tp in sizes))]
+    rows += [(op, backend, *(_cell(by_tp.get(tp, [])) for tp in sizes)) for (op, backend), by_tp in cells.items()]
+    return [*_aligned(rows), *_reasons(results, unavailable), _summary(results)]
+
+
+def _cell(results: Sequence[Result]) -> str:
+    """``exact k/k``, followed by every other outcome with its count; a dash where no case has this tp."""
+    if not results:
+        return "-"
+    counts = Counter(result.outcome for result in results)
+    judged = len(results) - counts[Outcome.SKIPPED]
+    word = "exact" if results[0].tp else "hold"
+    parts = [f"{word} {counts[Outcome.EXACT]}/{judged}"] if judged else []
+    parts += [
+        f"{counts[outcome]} {outcome.value}" for outcome in Outcome if outcome != Outcome.EXACT and counts[outcome]
+    ]
+    return ", ".join(parts)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _reasons(results: Sequence[Result], unavailable: Iterable[tuple[str, str]]) -> list[str]:
+    skipped = Counter((r.backend, r.reason) for r in results if r.outcome == Outcome.SKIPPED)
+    lines = [f"unavailable: {backend}: {reason}" for backend, reason in unavailable]
+    return lines + [f"skipped: {count} on {backend}: {reason}" for (backend, reason), count in skipped.items()]
+
+
+def _summary(results: Sequence[Result]) -> str:
+    counts = Counter(result.outcome for result in results)
+    cases = len({result.case for result in results if result.tp})
+    detail = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
+    return f"{len(results)} verdicts on {cases} cases: {detail or 'none'}"

@@ -1,0 +1,43 @@
+"""Every case on every backend at every tp: exact bits, or a report that says why not.
+
+The matrix: every case, because each is one situation that has been, or could be, got wrong; every backend, because
+each is code of its own, the oracle's own sharded run included; every tp that the case names, because a shard's size,
+its pad rows and its empty ranks come from it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from fast.registry import Unsupported
+from tests.judge import built, digests, judge
+from tests.plugin import Mismatch, Session, Trial, versions
+from tests.reports import explain_failures
+
+
+def test_case(trial: Trial, session: Session, device: str) -> None:
+    """One verdict; catches whatever the case's ``catches`` names, on any backend."""
+    case = trial.case
+    try:
+        implementation = session.implementation(case.op, trial.backend)
+        failures = judge(case, implementation, trial.tp, device=device)
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    if failures:
+        command = session.rerun(trial)
+        params = built(case).params
+        raise Mismatch(
+            explain_failures(case, trial.backend, failures, params=params, rerun=command, versions=versions())
+        )
+    if trial.backend == "oracle":
+        require_blessed(trial)
+
+
+def require_blessed(trial: Trial) -> None:
+    """Hold the oracle to the digests in the case file, so that no change of its bits goes unseen."""
+    blessed = trial.case.expected.digests if trial.case.expected else {}
+    if digests(trial.case) != blessed:
+        raise Mismatch(
+            f"{trial.case.name}: the oracle's bits are not those that the case file blesses; "
+            f"`python -m cases bless {trial.case.name}` shows what changed, and asks for the reason"
+        )
