@@ -140,9 +140,10 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """
     wide = torch.addcmul(c.double(), a.double(), b.double())
     result = wide.float()
-    doubtful = (bits(wide) & _LOW_BITS) == _HALFWAY
-    doubtful |= (wide.abs() < _SMALLEST_NORMAL) & (wide != 0)
-    if bool(doubtful.any()):
+    halfway = (bits(wide) & _LOW_BITS) == _HALFWAY
+    tiny = result.abs() <= _SMALLEST_NORMAL
+    if bool(halfway.any()) or bool(tiny.any()):
+        doubtful = (halfway | tiny) & (wide != 0)
         chosen = [operand.expand(wide.shape)[doubtful].double() for operand in (a, b, c)]
         result[doubtful] = _sum_to_odd(chosen[0] * chosen[1], chosen[2]).float()
     return result

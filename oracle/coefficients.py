@@ -23,7 +23,7 @@ def project(x: Tensor, fn: Tensor, *, arithmetic: Arithmetic = CONTRACT_1) -> tu
     if isinstance(x, Tensor) and x.dim() == 2:
         arguments.rows("project", "x", x)
         x = x.unsqueeze(1)
-    tokens, streams, hidden = arguments.residual("project", x, name="x")
+    _, streams, hidden = arguments.residual("project", x, name="x")
     arguments.tensor("project", "fn", fn, torch.float32, ("M", "n*H"))
     outputs = arguments.count("project", "rows of fn", fn.shape[0])
     arguments.sized("project", "fn", fn, torch.float32, (outputs, streams * hidden))

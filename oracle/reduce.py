@@ -23,7 +23,7 @@ CONTRACT_SUM = WeightedSum()
 
 # Elements of one accumulator; a step of it needs about six fp64 copies and is fastest while they stay in
 # the cache.
-_CHUNK = 1 << 17
+_CHUNK = 1 << 16
 
 
 def index_sum(terms: Sequence[Tensor], order: Order = "ascending") -> Tensor:
