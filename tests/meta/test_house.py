@@ -177,7 +177,7 @@ def test_tox_offers_every_job_in_the_same_words() -> None:
     tox.read(ROOT / "tox.ini")
     described = {name.removeprefix("testenv:"): tox[name]["description"] for name in tox.sections() if ":" in name}
     assert {name: described.get(name) for name in JOBS} == {name: job.summary for name, job in JOBS.items()}
-    assert tox["testenv"]["commands"] == "python -m tests {env_name} {posargs}"
+    assert tox["testenv"]["commands"] == "{tox_root}/run {env_name} {posargs}"
 
 
 def pins(name: str) -> dict[str, str]:
