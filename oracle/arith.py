@@ -143,7 +143,7 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     halfway = (bits(wide) & _LOW_BITS) == _HALFWAY
     tiny = result.abs() <= _SMALLEST_NORMAL
     if bool(halfway.any()) or bool(tiny.any()):
-        doubtful = (halfway | tiny) & (wide != 0)
+        doubtful = ((halfway | tiny) & (wide != 0)).nonzero(as_tuple=True)
         chosen = [operand.expand(wide.shape)[doubtful].double() for operand in (a, b, c)]
         result[doubtful] = _sum_to_odd(chosen[0] * chosen[1], chosen[2]).float()
     return result

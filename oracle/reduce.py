@@ -61,7 +61,9 @@ def add_product(total: Tensor, weight: Tensor, value: Tensor, *, fused: bool) ->
 
 def _start(pair: tuple[Tensor, Tensor], rule: WeightedSum) -> Tensor:
     product = pair[0] * pair[1]
-    return product if rule.start == "first" else torch.zeros_like(product) + product
+    if rule.start == "first":
+        return product
+    return add_product(torch.zeros_like(product), *pair, fused=rule.contraction == "fused")
 
 
 def _weighted_pairs(pairs: list[tuple[Tensor, Tensor]], rule: WeightedSum) -> Tensor:
@@ -135,11 +137,12 @@ def _by_tokens(streams: Tensor, fn: Tensor | None, rule: Dot) -> Tensor:
     tokens, _, hidden = streams.shape
     outputs = 1 if fn is None else fn.shape[0]
     positions, used = _positions(hidden, rule, streams.device)
+    weights = None if fn is None else fn[:, :, positions]
     result = torch.empty(tokens, outputs, dtype=torch.float32, device=streams.device)
     step = max(1, _CHUNK // (outputs * positions[0].numel()))
     for first in range(0, tokens, step):
         chunk = slice(first, first + step)
-        result[chunk] = _sum_chunk(streams[chunk], fn, positions, used, rule)
+        result[chunk] = _sum_chunk(streams[chunk], weights, positions, used, rule)
     return result
 
 
@@ -155,15 +158,17 @@ def _positions(hidden: int, rule: Dot, device: torch.device) -> tuple[Tensor, Te
     return position.clamp(max=hidden - 1), (inside < length) & (position < hidden)
 
 
-def _sum_chunk(streams: Tensor, fn: Tensor | None, positions: Tensor, used: Tensor, rule: Dot) -> Tensor:
-    outputs = 1 if fn is None else fn.shape[0]
+def _sum_chunk(
+    streams: Tensor, weights: Tensor | None, positions: Tensor, used: Tensor, rule: Dot
+) -> Tensor:
+    outputs = 1 if weights is None else weights.shape[0]
     lanes = streams.new_zeros(streams.shape[0], outputs, *positions.shape[1:])
-    for position, exists in zip(positions, used, strict=True):
+    for block, (position, exists) in enumerate(zip(positions, used, strict=True)):
         if not bool(exists.any()):
             continue
         for j in range(streams.shape[1]):
             value = streams[:, j, position].unsqueeze(1)
-            weight = value if fn is None else fn[:, j, position]
+            weight = value if weights is None else weights[:, j, block]
             added = add_product(lanes, weight, value, fused=rule.contraction == "fused")
             lanes = added if bool(exists.all()) else torch.where(exists, added, lanes)
     sums = _LANE_SUMS[rule.lane_sum](lanes)
