@@ -1,0 +1,205 @@
+"""Compare a schedule's run with the plain one, state by state, and say what a wrong state looks like.
+
+Only the first difference matters: everything after it follows from it. So findings come in the plain schedule's order,
+and the first is explained: other rows, another rank's, another state, pad rows, a factor of tp, unwritten memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from oracle.arith import bits, round_bf16, widen
+from oracle.compare import POISON
+from oracle.model import Trace
+from oracle.sp import SpLayout
+
+# The outputs of these are masked or padded with +0, and a pad row that is not may enter a later reduction.
+ZERO_PADDED = (" attention output", " ffn output")
+LISTED = 5
+
+
+@dataclass
+class RankTrace:
+    """What one rank of one stage showed: by name, the rows it held and whether these were its shard."""
+
+    states: dict[str, tuple[Tensor, bool]] = field(default_factory=dict)
+    aux: list[Tensor] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
+
+    def observe(self, name: str, value: Tensor, sharded: bool) -> None:
+        """Record one value; a name seen before is noted as such."""
+        if name in self.states:
+            self.again.append(name)
+        self.states[name] = (value, sharded)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One state that a rank got wrong; stage and rank are None where it is nobody's alone."""
+
+    state: str
+    problem: str
+    stage: int | None = None
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        named = {"stage": self.stage, "rank": self.rank}
+        place = ", ".join(f"{name} {number}" for name, number in named.items() if number is not None)
+        return f"{self.state} ({place}): {self.problem}" if place else f"{self.state}: {self.problem}"
+
+
+def differences(plain: Trace, stages: Sequence[Sequence[RankTrace]], layout: SpLayout) -> list[Finding]:
+    """Return where a run differs from the plain one, in the plain one's order; empty when every bit is right.
+
+    stages[s][r] is what rank r of stage s showed. A sharded state's pad rows are free, except where the layout says
+    that they are +0.
+    """
+    return [*_states(plain, stages, layout), *_unknown(plain, stages), *_aux(plain, stages[-1])]
+
+
+def report(title: str, findings: Sequence[Finding]) -> str:
+    """Return the findings as text, the cause first."""
+    if not findings:
+        return f"{title}: every state has the bits of the plain schedule"
+    lines = [f"{title}: {len(findings)} states differ from the plain schedule; the first is the cause"]
+    lines += [f"  {finding}" for finding in findings[:LISTED]]
+    return "\n".join(lines + ([f"  and {len(findings) - LISTED} more"] if len(findings) > LISTED else []))
+
+
+def _states(plain: Trace, stages: Sequence[Sequence[RankTrace]], layout: SpLayout) -> Iterable[Finding]:
+    for name, expected in plain.states.items():
+        owners = [s for s, ranks in enumerate(stages) if any(name in rank.states for rank in ranks)]
+        if len(owners) != 1:
+            yield Finding(name, f"computed by stages {owners}, expected one" if owners else "never computed")
+            continue
+        for rank, trace in enumerate(stages[owners[0]]):
+            problem = _problem(plain, name, expected, trace, layout, rank)
+            if problem:
+                yield Finding(name, problem, owners[0], rank)
+
+
+def _unknown(plain: Trace, stages: Sequence[Sequence[RankTrace]]) -> Iterable[Finding]:
+    for number, ranks in enumerate(stages):
+        for rank, trace in enumerate(ranks):
+            yield from (Finding(n, "computed twice", number, rank) for n in trace.again)
+            unknown = (n for n in trace.states if n not in plain.states)
+            yield from (Finding(n, "no state of the plain schedule", number, rank) for n in unknown)
+
+
+def _problem(plain: Trace, name: str, expected: Tensor, trace: RankTrace, layout: SpLayout, rank: int) -> str | None:
+    if name not in trace.states:
+        return "never computed on this rank"
+    got, sharded = trace.states[name]
+    if not sharded:
+        return explained(plain, name, got, expected, layout)
+    if got.shape != (layout.rows_per_rank, *expected.shape[1:]) or got.dtype != expected.dtype:
+        return _form(got, (layout.rows_per_rank, *expected.shape[1:]), expected.dtype, layout)
+    valid = layout.valid_rows(rank)
+    first = min(layout.first_row(rank), layout.tokens)
+    problem = explained(plain, name, got[:valid], expected[first : first + valid], layout, rank)
+    if problem is None and name.endswith(ZERO_PADDED) and bool(bits(got[valid:]).any()):
+        return "pad rows hold values, expected +0: they would enter a reduction"
+    return problem
+
+
+def same(got: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors have one dtype, one shape and the same bits."""
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return False
+    return torch.equal(_raw(got), _raw(expected))
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return bits(tensor.cpu()) if tensor.is_floating_point() else tensor.cpu()
+
+
+def explained(
+    plain: Trace, name: str, got: Tensor, expected: Tensor, layout: SpLayout, rank: int | None = None
+) -> str | None:
+    """Return what a wrong state holds instead, in words; None when its bits are right."""
+    if same(got, expected):
+        return None
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return _form(got, tuple(expected.shape), expected.dtype, layout)
+    got = got.cpu()
+    return (
+        _poison(got, expected)
+        or _scaled(got, expected, layout.tp)
+        or _other_rows(plain, name, got, layout, rank)
+        or _other_state(plain, name, got, layout, rank)
+        or _first_difference(got, expected)
+    )
+
+
+def _form(got: Tensor, shape: tuple[int, ...], dtype: torch.dtype, layout: SpLayout) -> str:
+    text = f"is {got.dtype} {list(got.shape)}, expected {dtype} {list(shape)}"
+    untrimmed = layout.pad_rows and shape[0] == layout.tokens and got.shape[0] == layout.padded_tokens
+    return text + (": pad rows were not trimmed" if untrimmed else "")
+
+
+def _poison(got: Tensor, expected: Tensor) -> str | None:
+    if got.dtype != torch.bfloat16:
+        return None
+    pattern = POISON[torch.bfloat16]
+    held, wanted = int((bits(got) == pattern).sum()), int((bits(expected) == pattern).sum())
+    if held > wanted:
+        return f"holds poison in {held - wanted} of {got.numel()} values: memory that this step did not write was read"
+    return f"was written in {wanted - held} values that this step must leave alone" if held < wanted else None
+
+
+def _scaled(got: Tensor, expected: Tensor, tp: int) -> str | None:
+    if got.dtype != torch.bfloat16 or tp == 1 or not same(got, round_bf16(widen(expected.cpu()) * tp)):
+        return None
+    return f"is {tp} times what it must be: scaled by tp, which a norm behind it would hide"
+
+
+def _other_rows(plain: Trace, name: str, got: Tensor, layout: SpLayout, rank: int | None) -> str | None:
+    if rank is None:
+        return None
+    whole = plain.states[name]
+    for other in range(layout.tp):
+        first = layout.first_row(other)
+        if other != rank and same(got, whole[first : first + got.shape[0]]):
+            return f"holds the rows of rank {other}"
+    return None
+
+
+def _other_state(plain: Trace, name: str, got: Tensor, layout: SpLayout, rank: int | None) -> str | None:
+    first = 0 if rank is None else layout.first_row(rank)
+    named = {key: value for key, value in plain.states.items() if key != name} | plain.lookalikes
+    for key, value in named.items():
+        if value.dtype == got.dtype and same(got, value[first : first + got.shape[0]]):
+            return f"holds {key} instead"
+    return None
+
+
+def _first_difference(got: Tensor, expected: Tensor) -> str:
+    ours, theirs = _raw(got).reshape(-1), _raw(expected).reshape(-1)
+    wrong = (ours != theirs).nonzero().flatten()
+    index = tuple(int(i) for i in torch.unravel_index(wrong[0], got.shape))
+    value, wanted = got[index].item(), expected.cpu()[index].item()
+    return f"differs in {len(wrong)} of {got.numel()} values, first at {list(index)}: {value!r}, expected {wanted!r}"
+
+
+def _aux(plain: Trace, ranks: Sequence[RankTrace]) -> Iterable[Finding]:
+    for rank, trace in enumerate(ranks):
+        problem = _aux_problem(plain, trace.aux)
+        if problem:
+            yield Finding("aux states", problem, rank=rank)
+
+
+def _aux_problem(plain: Trace, got: Sequence[Tensor]) -> str | None:
+    if len(got) == len(plain.aux) and all(same(g, e) for g, e in zip(got, plain.aux, strict=True)):
+        return None
+    named: Mapping[str, Tensor] = {f"state {i}": mean for i, mean in enumerate(plain.aux)} | plain.lookalikes
+    held = [next((name for name, mean in named.items() if same(state, mean)), _what(state)) for state in got]
+    return f"are [{', '.join(held)}], expected states 0..{len(plain.aux) - 1} in order"
+
+
+def _what(state: Tensor) -> str:
+    poison = bool((bits(state.cpu()) == POISON[torch.bfloat16]).any()) if state.dtype == torch.bfloat16 else False
+    return "poison" if poison else f"unknown values {list(state.shape)}"
