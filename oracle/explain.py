@@ -1,0 +1,269 @@
+"""Guess which evaluation sequence made a kernel's wrong bits, by trying the known ones.
+
+A kernel that follows another sequence than contract 1 is not random: it contracts to fma, sums from the other end,
+truncates a store, or leaves out a rounding. Each such suspect is run on a few wrong rows, and one that gives their
+exact bits is checked on all others. Nothing is fitted: a suspect is named only when every bit agrees, and two faults
+at once are considered only when no single one agrees.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+import oracle
+from oracle.arith import bits, constant, from_bits, round_bf16, widen
+from oracle.arithmetic import CONTRACT_1, FIELDS, Arithmetic, candidates, combine
+from oracle.collapse import unrounded_collapse
+from oracle.reduce import index_sum, weighted_sum
+from oracle.streams import unrounded_post
+from oracle.tally import is_nan
+
+SAMPLE = 4  # wrong rows on which every suspect is tried
+NAMED = 4  # suspects that are told
+CHECKED = 1 << 22  # values of the output on which a suspect is confirmed
+CHECKED_DOTS = 64  # rows, where every value is a sum over the hidden size
+
+Tensors = Mapping[str, Tensor]
+Rounding = Callable[[Tensor], Tensor]
+
+OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "project": ("sums", "squares"),
+    "coefficients": ("pre_mix", "post_mix", "comb_mix"),
+    "pre": ("post_mix", "comb_mix", "layer_input"),
+    "pre_delayed": ("post_mix", "comb_mix", "layer_input", "next_pre_mix"),
+    "post_pre": ("residual", "post_mix", "comb_mix", "layer_input"),
+    "post_pre_delayed": ("residual", "post_mix", "comb_mix", "layer_input", "next_pre_mix", "aux"),
+}
+_WEIGHTS = ("fn", "hc_scale", "hc_base", "norm_weight")
+_COEFFICIENTS = ("pre_mix", "post_mix", "comb_mix")
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """One sequence by name; ``run`` gives the output under suspicion from the op's tensors."""
+
+    name: str
+    run: Callable[[Tensors], Tensor]
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """A failed call: its inputs, the wrong output, and the numbers it was called with."""
+
+    op: str
+    output: str
+    tensors: Tensors
+    actual: Tensor
+    params: Mapping[str, object]
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """Inputs that all rows share; the weights, unless they are what the op maps row by row."""
+        return () if self.op == "fn_broadcast" else _WEIGHTS
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether the output has one row for each row of the inputs, so that a row can be looked at alone."""
+        counts = {len(tensor) for name, tensor in self.tensors.items() if name not in self.whole}
+        return self.actual.dim() > 0 and counts == {len(self.actual)}
+
+    def call(self, tensors: Tensors, arithmetic: Arithmetic) -> Tensor:
+        """The oracle's output under another sequence."""
+        sequence = {"arithmetic": arithmetic} if FIELDS[self.op] else {}
+        result = getattr(oracle, self.op)(**tensors, **self.params, **sequence)
+        outputs: tuple[Tensor, ...] = (result,) if isinstance(result, Tensor) else result
+        return outputs[OUTPUTS.get(self.op, (self.output,)).index(self.output)]
+
+    def at(self, rows: Tensor) -> _Scene:
+        """The same call for some rows only."""
+        tensors = {name: t if name in self.whole else t[rows] for name, t in self.tensors.items()}
+        return replace(self, tensors=tensors, actual=self.actual[rows])
+
+
+def explain(
+    op: str, tensors: Tensors, actual: Tensor, *, output: str, params: Mapping[str, object] | None = None
+) -> list[str]:
+    """Sentences about the known sequences that give exactly the bits of ``actual``, best first; often none.
+
+    ``tensors`` are the op's tensor arguments by name and ``params`` its plain ones, as the failing call had them;
+    ``actual`` is what it returned as ``output``. Tokens are independent in every op, so the sequences are tried on
+    a few rows that differ from contract 1. Raises ValueError for an unknown op or output.
+    """
+    if output not in OUTPUTS.get(op, (output,)):
+        raise ValueError(f"explain: output must be one of {', '.join(OUTPUTS[op])} for {op}, got {output!r}")
+    records = [record for record in candidates(op).values() if record is not CONTRACT_1]
+    scene = _Scene(op, output, tensors, actual, params or {})
+    if not scene.has_all_rows:
+        return []
+    scene = _within_budget(scene)
+    wrong = _wrong_rows(scene)
+    if wrong is None or not wrong.any():
+        return []
+    sentences = _told(_found(scene, wrong, records), scene, wrong)
+    seen, rows = len(scene.actual), len(actual)
+    return [f"{sentence} (first {seen} of {rows} rows tried)" for sentence in sentences] if seen < rows else sentences
+
+
+def _within_budget(scene: _Scene) -> _Scene:
+    """The first rows of a call that is too large to repeat many times."""
+    rows = CHECKED_DOTS if "dot" in FIELDS[scene.op] else CHECKED // max(scene.actual[:1].numel(), 1) + 1
+    return scene.at(torch.arange(rows, device=scene.actual.device)) if len(scene.actual) > rows else scene
+
+
+def _wrong_rows(scene: _Scene) -> Tensor | None:
+    """Which rows differ from contract 1; None where the output is not comparable at all."""
+    expected = scene.call(scene.tensors, CONTRACT_1)
+    if expected.shape != scene.actual.shape or expected.dtype != scene.actual.dtype or not expected.numel():
+        return None
+    return ~_rows_equal(scene.actual, expected)
+
+
+def _rows_equal(actual: Tensor, other: Tensor) -> Tensor:
+    same = (bits(actual) == bits(other)) | (is_nan(actual) & is_nan(other))
+    return same.reshape(len(same), -1).all(dim=1)
+
+
+def _found(scene: _Scene, wrong: Tensor, records: list[Arithmetic]) -> dict[str, Tensor]:
+    """By name of each suspect that explains the wrong rows, the rows that it gets right."""
+    sample = scene.at(wrong.nonzero().flatten()[:SAMPLE])
+    for suspects in (_single_faults(scene, records), _double_faults(scene, records)):
+        likely = [suspect for suspect in suspects if _right_rows(suspect, sample).all()]
+        right = {suspect.name: _right_rows(suspect, scene) for suspect in likely}
+        found = {name: rows for name, rows in right.items() if rows[wrong].all()}
+        if found:
+            return found
+    return {}
+
+
+def _right_rows(suspect: _Suspect, scene: _Scene) -> Tensor:
+    return _rows_equal(scene.actual, suspect.run(scene.tensors))
+
+
+def _told(found: Mapping[str, Tensor], scene: _Scene, wrong: Tensor) -> list[str]:
+    everywhere = [f"'{name}' gives exactly these bits" for name, rows in found.items() if rows.all()]
+    where = f"in the {int(wrong.sum())} of {len(wrong)} {_row_word(scene)}s that differ, the others follow contract 1"
+    sentences = everywhere or [f"'{name}' gives exactly these bits {where}" for name in found]
+    more = len(sentences) - NAMED
+    return sentences[:NAMED] + ([f"and so do {more} more"] if more > 0 else [])
+
+
+def _row_word(scene: _Scene) -> str:
+    return "row" if scene.op == "fn_broadcast" else "token"
+
+
+def _single_faults(scene: _Scene, records: list[Arithmetic]) -> Iterator[_Suspect]:
+    yield from (_of_record(scene, record) for record in records)
+    yield from _misread(scene)
+    yield from _misrounded(scene, CONTRACT_1)
+
+
+def _double_faults(scene: _Scene, records: list[Arithmetic]) -> Iterator[_Suspect]:
+    """Another sequence with a fault of its own, or two ops of one kernel that each follow another sequence."""
+    for record in records:
+        yield from _misrounded(scene, record)
+    if "dot" not in FIELDS[scene.op]:  # one projection costs more than all other suspects together
+        for one, other in itertools.combinations(records, 2):
+            if not _departures(one) & _departures(other):
+                yield _of_record(scene, combine(f"{one.name} with {other.name}", one, other))
+
+
+def _departures(record: Arithmetic) -> set[str]:
+    """The fields in which a record is not contract 1."""
+    names = {part.name for part in fields(Arithmetic)} - {"name"}
+    return {name for name in names if getattr(record, name) != getattr(CONTRACT_1, name)}
+
+
+def _of_record(scene: _Scene, record: Arithmetic) -> _Suspect:
+    return _Suspect(record.name, lambda tensors: scene.call(tensors, record))
+
+
+def _misread(scene: _Scene) -> Iterator[_Suspect]:
+    """Contract 1 on inputs that were read wrongly."""
+    if "comb_mix" in scene.tensors:
+        yield _Suspect(
+            "comb_mix read as [output stream, input stream]",
+            lambda tensors: scene.call({**tensors, "comb_mix": tensors["comb_mix"].mT}, CONTRACT_1),
+        )
+    for name in _COEFFICIENTS:
+        if name in scene.tensors:
+            yield _Suspect(f"{name} rounded to bf16 before use", _rounding_input(scene, name))
+
+
+def _rounding_input(scene: _Scene, name: str) -> Callable[[Tensors], Tensor]:
+    def run(tensors: Tensors) -> Tensor:
+        return scene.call({**tensors, name: widen(round_bf16(tensors[name]))}, CONTRACT_1)
+
+    return run
+
+
+def _misrounded(scene: _Scene, record: Arithmetic) -> Iterator[_Suspect]:
+    """A sequence whose bf16 store truncates, or that leaves out the rounding between post and collapse."""
+    accumulated = _ACCUMULATORS.get((scene.op, scene.output))
+    if accumulated is not None:
+        yield _Suspect(f"{record.name} with a store that truncates", _truncating(accumulated, record))
+    if scene.op == "draft_tail":
+        for name, between, last in _TAILS:
+            yield _Suspect(f"{record.name} {name}", _tail(record, between, last))
+
+
+def _truncate(values: Tensor) -> Tensor:
+    """Fp32 to bf16 by dropping the low half of the pattern."""
+    return from_bits((bits(values) >> 16).to(torch.int16))
+
+
+def _truncating(
+    accumulated: Callable[[Tensors, Arithmetic], Tensor], record: Arithmetic
+) -> Callable[[Tensors], Tensor]:
+    return lambda tensors: _truncate(accumulated(tensors, record))
+
+
+def _tail(record: Arithmetic, between: Rounding, last: Rounding) -> Callable[[Tensors], Tensor]:
+    """`draft_tail` with other roundings after the post and at the end."""
+
+    def run(tensors: Tensors) -> Tensor:
+        new = between(_post(tensors, record))
+        streams = (new if new.dtype == torch.float32 else widen(new)).unbind(1)
+        weights = [weight[:, None] for weight in tensors["pre_mix"].unbind(1)]
+        return last(weighted_sum(weights, streams, record.collapse))
+
+    return run
+
+
+def _post(tensors: Tensors, record: Arithmetic) -> Tensor:
+    return unrounded_post(tensors["x"], tensors["residual"], tensors["post_mix"], tensors["comb_mix"], record)
+
+
+def _collapse(tensors: Tensors, record: Arithmetic) -> Tensor:
+    return unrounded_collapse(tensors["residual"], tensors["pre_mix"], record)
+
+
+def _collapse_of_post(tensors: Tensors, record: Arithmetic) -> Tensor:
+    return unrounded_collapse(round_bf16(_post(tensors, record)), tensors["pre_mix"], record)
+
+
+def _mean(tensors: Tensors, record: Arithmetic) -> Tensor:
+    total = index_sum(widen(tensors["residual"]).unbind(1), record.mean.order)
+    return total / constant(tensors["residual"].shape[1], total)
+
+
+_TAILS: tuple[tuple[str, Rounding, Rounding], ...] = (
+    ("without the bf16 rounding of the post", lambda values: values, round_bf16),
+    ("with a truncated post", _truncate, round_bf16),
+    ("with a truncated post and a store that truncates", _truncate, _truncate),
+)
+
+
+# The fp32 value that each bf16 output is rounded from.
+_ACCUMULATORS: Mapping[tuple[str, str], Callable[[Tensors, Arithmetic], Tensor]] = {
+    ("collapse", "layer_input"): _collapse,
+    ("stream_mean", "aux"): _mean,
+    ("post", "residual"): _post,
+    ("draft_tail", "layer_input"): _collapse_of_post,
+    ("post_pre", "residual"): _post,
+    ("post_pre_delayed", "residual"): _post,
+}
