@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def _from_recipe(case: Case, argument: Argument, made: ArgumentInput, shape: tup
         role=argument.role if len(shape) == len(argument.dims) else "hidden",
         shape=(1, *shape[1:]) if alike else shape,
         streams=case.sizes["K"] // case.hidden if argument.role == "projection" else case.hc_mult,
-        has_x=case.spec.arguments[0].name == "x" and case.op != "project",
+        sum_of=_sum_of(case),
         made=made,
     )
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -74,6 +74,13 @@ def _from_recipe(case: Case, argument: Argument, made: ArgumentInput, shape: tup
         if made.scale != 1.0:
             numbers = numbers * np.float32(made.scale)
     return _rounded(np.array(np.broadcast_to(numbers, shape)), _DTYPES[argument.dtype])
+
+
+def _sum_of(case: Case) -> Literal["mixed", "sublayer", "mean"]:
+    roles = {argument.role for argument in case.spec.required}
+    if roles == {"streams"}:
+        return "mean"
+    return "sublayer" if {"hidden", "streams"} <= roles else "mixed"
 
 
 def _rounded(numbers: Floats, dtype: torch.dtype) -> torch.Tensor:

@@ -66,8 +66,11 @@ class Op:
 
     @property
     def dims(self) -> frozenset[str]:
-        """Every dimension that some argument of the op has."""
-        return frozenset(dim for argument in self.arguments for dim in argument.dims)
+        """Every dimension that some argument or output of the op has."""
+        return frozenset(dim for dims in self._dims() for dim in dims)
+
+    def _dims(self) -> tuple[tuple[str, ...], ...]:
+        return (*(one.dims for one in self.arguments), *(one.dims for one in self.outputs))
 
     def argument(self, name: str) -> Argument:
         """The argument called `name`; KeyError when the op has none."""

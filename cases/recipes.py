@@ -8,7 +8,7 @@ All values are float32 here; the builder rounds them to the argument's dtype.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ SCALES = (0.5, 0.25, 1.0)
 """hc_scale for the pre, post and comb gates, as upstream's tests set it."""
 
 ABSORBED = 2.0**18
-"""How much larger `absorbing` makes the first and last stream: a small one keeps only a few of its bits."""
+"""How much larger `absorbing` makes two of the streams: a small one keeps only a few of its bits beside them."""
 
 FAINT = 2.0**-20
 """Size of a sublayer's output under `cancelling`: about what the streams leave behind."""
@@ -34,14 +34,17 @@ FAINT = 2.0**-20
 
 @dataclass(frozen=True)
 class Request:
-    """What a recipe is asked for: `seed` names the case, `streams` is n, `has_x` tells of a sublayer's output."""
+    """What a recipe is asked for: `seed` names the case, `streams` is n, `sum_of` says what the op adds up.
+
+    sum_of: "mixed" for weighted streams, "sublayer" when a sublayer's output x comes first, "mean" for bare streams.
+    """
 
     seed: str
     argument: str
     role: str
     shape: Shape
     streams: int
-    has_x: bool
+    sum_of: Literal["mixed", "sublayer", "mean"]
     made: ArgumentInput
 
     def key(self, part: str = "") -> str:
@@ -94,16 +97,21 @@ def _nudged(base: Floats, key: str) -> Floats:
 
 
 def _absorbing(request: Request) -> Floats:
-    """A large first and last stream that cancel: how much of the small ones survives depends on the order."""
-    plain, role, last = _plain(request), request.role, request.streams - 1
-    if last == 0:
+    """A large stream 0 that a later stream cancels: how much of the small ones survives depends on the order.
+
+    The other large one is stream 2 of four or more, else stream 1; the first and the last would make the sum the
+    same from either end.
+    """
+    plain, role = _plain(request), request.role
+    partner = 2 if request.streams > 3 else 1
+    if request.streams == 1:
         return plain
     if role == "streams":
         plain[:, 0] *= np.float32(ABSORBED)
-        plain[:, last] = -plain[:, 0]
+        plain[:, partner] = -plain[:, 0]
     elif role in ("pre", "comb", "projection"):
         stream = _stream_axis(plain, request)
-        stream[:, last] = stream[:, 0]
+        stream[:, partner] = stream[:, 0]
     return plain
 
 
@@ -117,38 +125,59 @@ def _stream_axis(plain: Floats, request: Request) -> Floats:
 
 def _near_tie(request: Request) -> Floats:
     """Sums v + half an ulp of v, exactly or 2^-15 of it off: the middle between two BF16 values."""
-    role = request.role
-    lead = "x" if request.has_x else "residual"
-    if role == "hidden" and request.argument == "x":
-        return _tie_base(f"{request.seed}/tie", request.shape)
+    role, after_x = request.role, request.sum_of == "sublayer"
+    if role == "hidden" and after_x:
+        return _tie_base(request, request.shape)
     if role == "streams":
-        return _tie_streams(request, lead)
+        return _tie_mean(request) if request.sum_of == "mean" else _tie_streams(request, 0 if after_x else 1)
     if role == "post":
         return np.ones(request.shape, dtype=np.float32)
-    if role == "comb" or (role == "pre" and not request.has_x):
+    if role == "comb" or (role == "pre" and not after_x):
         return _tie_mix(request, 0 if role == "comb" else 1)
     return _plain(request)
 
 
-def _tie_base(key: str, shape: Shape) -> Floats:
-    """BF16 values v with exponents from -4 to 4."""
-    bits = raw(key, shape)
+def _tie_base(request: Request, shape: Shape) -> Floats:
+    """BF16 values v with exponents from -4 to 4, the same for all arguments of a case."""
+    bits = raw(f"{request.seed}/tie", shape)
     mantissas = np.float32(1) + below(bits, 128).astype(np.float32) * np.float32(2.0**-7)
     exponents = ((bits >> np.uint64(8)) % np.uint64(9)).astype(np.int32) - 4
-    return np.ldexp(signs(bits) * mantissas, exponents)
+    return np.asarray(np.ldexp(signs(bits) * mantissas, exponents), dtype=np.float32)
 
 
-def _tie_streams(request: Request, lead: str) -> Floats:
-    """v in stream 0 and half an ulp in stream 1, or the half alone where x holds v; zeros elsewhere."""
-    tokens, streams, hidden = request.shape
-    base = _tie_base(f"{request.seed}/tie", (tokens, hidden))
-    halves = np.ldexp(signs(raw(request.key("half"), base.shape)), np.frexp(base)[1] - 9)
+def _tie_halves(request: Request, base: Floats) -> Floats:
+    """Half a BF16 unit of each v, of either sign."""
+    return np.asarray(np.ldexp(signs(raw(request.key("half"), base.shape)), np.frexp(base)[1] - 9))
+
+
+def _tie_streams(request: Request, half_stream: int) -> Floats:
+    """Half a unit in one stream, v in the one before it if there is one (else x holds v), zeros elsewhere."""
+    base = _tie_base(request, (request.shape[0], request.shape[-1]))
     made = np.zeros(request.shape, dtype=np.float32)
-    first = 0
-    if lead == "residual":
-        made[:, 0], first = base, 1
-    if first < streams:
-        made[:, first] = halves
+    if half_stream == 1:
+        made[:, 0] = base
+    if half_stream < request.streams:
+        made[:, half_stream] = _tie_halves(request, base)
+    return made
+
+
+def _tie_mean(request: Request) -> Floats:
+    """Streams whose sum is n times a tie, or the FP32 number next to that.
+
+    A rounded 1/n as a factor finds the exact multiples as the division does, but not their neighbours. So stream 0
+    is n times a value of few bits, stream 1 n times one or three half units, and stream 2 the last bit of the sum.
+    """
+    tokens, n, hidden = request.shape
+    bits = raw(f"{request.seed}/tie", (tokens, hidden))
+    coarse = signs(bits) * (np.float32(1) + below(bits, 16).astype(np.float32) * np.float32(2.0**-4))
+    odd = np.float32(1) + np.float32(2) * ((bits >> np.uint64(1)) & np.uint64(1)).astype(np.float32)
+    made = np.zeros(request.shape, dtype=np.float32)
+    made[:, 0] = n * coarse
+    if n > 1:
+        made[:, 1] = n * odd * np.copysign(np.float32(2.0**-8), coarse)
+    if n > 2:
+        last_bit = np.ldexp(np.float32(1), np.frexp(made[:, 0] + made[:, 1])[1] - 24)
+        made[:, 2] = last_bit * (below(raw(request.key("bit"), coarse.shape), 3) - 1).astype(np.float32)
     return made
 
 
