@@ -193,6 +193,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     subject = _subject(item)
+    if call.excinfo is not None and isinstance(call.excinfo.value, Mismatch):
+        report.longrepr = str(call.excinfo.value)
     if subject is not None and (report.when == "call" or report.outcome != "passed"):
         outcome, reason = _outcome(report, call)
         raw = {**subject, "outcome": outcome.value, "reason": reason}

@@ -1,0 +1,89 @@
+"""A user's own function: found where it is, refused in one sentence where it is not, held to the op's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import oracle
+from tests.implementations import Implementation, UsageError, WrongResult, of_user
+
+STREAMS = {"residual": torch.ones(2, 4, 8, dtype=torch.bfloat16), "pre_mix": torch.ones(2, 4)}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "kernels.py"
+    path.write_text(f"import oracle\nimport torch\n{text}")
+    return path
+
+
+def test_a_function_in_a_file_is_called_with_the_ops_arguments(tmp_path: Path) -> None:
+    path = write(tmp_path, "def mine(residual, pre_mix):\n    return oracle.collapse(residual, pre_mix)\n")
+    own = of_user(f"collapse={path}:mine")
+    assert (own.op, own.name, own.accepts_out) == ("collapse", "impl-mine", False)
+    assert torch.equal(own(STREAMS, {})[0], oracle.collapse(**STREAMS))
+
+
+def test_a_function_in_a_module_is_found() -> None:
+    assert of_user("collapse=oracle.collapse:collapse").function is oracle.collapse
+
+
+def test_a_function_that_only_writes_out_is_judged_by_out(tmp_path: Path) -> None:
+    path = write(tmp_path, "def mine(residual, pre_mix, *, out):\n    out.copy_(oracle.collapse(residual, pre_mix))\n")
+    out = torch.empty(2, 8, dtype=torch.bfloat16)
+    assert of_user(f"collapse={path}:mine")(STREAMS, {}, (out,))[0] is out
+
+
+def test_optional_arguments_and_parameters_go_by_keyword() -> None:
+    seen: dict[str, Any] = {}
+
+    def record(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
+        seen.update(options, positional=len(tensors))
+        return (torch.zeros(1),) * 4
+
+    tensors = {name: torch.zeros(1) for name in ("residual", "fn", "hc_scale", "hc_base", "pre_mix")}
+    Implementation("pre_delayed", "mine", record, accepts_out=False)(tensors, {"config": 1})
+    assert seen == {"positional": 4, "pre_mix": tensors["pre_mix"], "config": 1}
+
+
+@pytest.mark.parametrize(
+    ("request_text", "words"),
+    [
+        ("collapse", "expects OP=FILE.py:FUNCTION or OP=MODULE:FUNCTION, got 'collapse'"),
+        ("collapse=mine.py", "expects OP=FILE.py:FUNCTION or OP=MODULE:FUNCTION"),
+        ("colapse=mine.py:f", "unknown op 'colapse', expected one of expand, collapse"),
+        ("collapse=missing.py:f", "there is no file missing.py"),
+        ("collapse=no_such_module_here:f", "importing no_such_module_here raised ModuleNotFoundError"),
+        ("collapse=oracle.collapse:nothing", "oracle.collapse has no function 'nothing'"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_sentence(request_text: str, words: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        of_user(request_text)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_raises_is_named_with_its_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "raise OSError('no driver')\n")
+    with pytest.raises(UsageError, match="raised OSError: no driver"):
+        of_user(f"collapse={path}:mine")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda *_: None, "collapse must return one tensor (layer_input), mine returned a NoneType"),
+        (lambda *_: 3.0, "mine returned a float"),
+        (lambda *_: [torch.zeros(1), "x"], "mine returned a list of Tensor, str"),
+        (lambda *_: (torch.zeros(1),) * 2, "mine returned 2"),
+    ],
+)
+def test_a_wrong_kind_of_result_is_named(function: Callable[..., object], words: str) -> None:
+    with pytest.raises(WrongResult) as raised:
+        Implementation("collapse", "mine", function, accepts_out=False)(STREAMS, {})
+    assert words in str(raised.value)

@@ -1,0 +1,46 @@
+"""The verdict table: counts that cannot hide a failure or a skip."""
+
+from __future__ import annotations
+
+from oracle.report import Outcome
+from tests.table import Result, render
+
+
+def verdict(case: str, tp: int, outcome: Outcome = Outcome.EXACT, reason: str = "", backend: str = "triton") -> Result:
+    return Result("collapse", case, backend, tp, outcome, reason)
+
+
+def test_a_row_counts_exact_out_of_judged() -> None:
+    results = [verdict("a", 1), verdict("b", 1), verdict("b", 4), Result("post", "c", "oracle", 4, Outcome.EXACT)]
+    assert render(results) == [
+        "op        backend  tp 1       tp 4",
+        "collapse  triton   exact 2/2  exact 1/1",
+        "post      oracle   -          exact 1/1",
+        "4 verdicts on 3 cases: 4 exact",
+    ]
+
+
+def test_failures_stand_beside_the_exact_count() -> None:
+    outcomes = (Outcome.EXACT, Outcome.MISMATCH, Outcome.ERROR, Outcome.TIMEOUT)
+    lines = render([verdict(str(number), 1, outcome, "why") for number, outcome in enumerate(outcomes)])
+    assert lines[1] == "collapse  triton   exact 1/4, 1 mismatch, 1 error, 1 timeout"
+    assert lines[-1] == "4 verdicts on 4 cases: 1 exact, 1 mismatch, 1 error, 1 timeout"
+
+
+def test_a_skip_is_never_counted_as_exact_and_says_why() -> None:
+    """Catches a table in which a backend that judged nothing looks green."""
+    lines = render([verdict("a", 1, Outcome.SKIPPED, "no sm_90"), verdict("b", 1)])
+    assert lines[1] == "collapse  triton   exact 1/1, 1 skipped"
+    assert "skipped: 1 on triton: no sm_90" in lines
+    assert render([verdict("a", 1, Outcome.SKIPPED, "no sm_90")])[1] == "collapse  triton   1 skipped"
+
+
+def test_missing_backends_are_named_with_their_reason() -> None:
+    assert "unavailable: tilelang: no C++ compiler" in render([verdict("a", 1)], [("tilelang", "no C++ compiler")])
+
+
+def test_laws_have_a_column_of_their_own() -> None:
+    lines = render([verdict("a", 1), verdict("repeatability", 0), verdict("empty_batch", 0, Outcome.MISMATCH, "x")])
+    assert lines[0].split() == ["op", "backend", "tp", "1", "laws"]
+    assert lines[1] == "collapse  triton   exact 1/1  hold 1/2, 1 mismatch"
+    assert lines[-1] == "3 verdicts on 1 cases: 2 exact, 1 mismatch"

@@ -1,0 +1,229 @@
+"""Wrong projections, gates, Sinkhorns, norms and boundaries.
+
+Where a fault is another order or another constant, the mutant is the oracle with a changed `Arithmetic` or config;
+where it is another formula, the formula stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import oracle
+from oracle import MhcConfig
+from oracle.arith import constant, exp, sqrt
+from oracle.arithmetic import Arithmetic, Dot
+from oracle.norm import SquaresOf
+from oracle.reduce import index_sum
+from tests.mutants.generic import under
+
+Function = Callable[..., Any]
+
+
+def with_config(op: str, change: Callable[[MhcConfig], dict[str, Any]]) -> Function:
+    """The op with a constant of the model changed."""
+
+    def mutant(*tensors: Tensor, config: MhcConfig, **options: Any) -> Any:
+        return getattr(oracle, op)(*tensors, config=replace(config, **change(config)), **options)
+
+    return mutant
+
+
+def split_by_tokens(x: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
+    """Spreads a small batch over more splits to fill the machine, so that a token's bits depend on its batch."""
+    splits = 8 if x.shape[0] <= 4 else 1
+    return oracle.project(x, fn, arithmetic=Arithmetic("mutant", dot=Dot(splits=splits)))
+
+
+def sinkhorn_rounds(extra: int) -> Function:
+    """Sinkhorn with ``extra`` rounds more (or fewer)."""
+
+    def mutant(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+        return oracle.sinkhorn(logits, sinkhorn_iters=sinkhorn_iters + extra, sinkhorn_eps=sinkhorn_eps)
+
+    return mutant
+
+
+def _rows(comb: Tensor, eps: Tensor) -> Tensor:
+    return comb / (index_sum(comb.unbind(2)).unsqueeze(2) + eps)
+
+
+def _columns(comb: Tensor, eps: Tensor) -> Tensor:
+    return comb / (index_sum(comb.unbind(1)).unsqueeze(1) + eps)
+
+
+def _powers(logits: Tensor) -> Tensor:
+    return exp(logits - logits.amax(2, keepdim=True))
+
+
+def _balance(comb: Tensor, eps: Tensor, iters: int) -> Tensor:
+    comb = _columns(comb, eps)
+    for _ in range(iters - 1):
+        comb = _columns(_rows(comb, eps), eps)
+    return comb
+
+
+def eps_in_first_denominator(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """exp / (sum + eps) where the definition says exp / sum + eps."""
+    eps = constant(sinkhorn_eps, logits)
+    return _balance(_rows(_powers(logits), eps), eps, sinkhorn_iters)
+
+
+def column_eps_missing(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Leaves the epsilon out of the column sums."""
+    eps, none = constant(sinkhorn_eps, logits), constant(0.0, logits)
+    comb = _columns(_rows(_powers(logits), none) + eps, none)
+    for _ in range(sinkhorn_iters - 1):
+        comb = _columns(_rows(comb, eps), none)
+    return comb
+
+
+def rows_before_columns(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Ends every round with the rows."""
+    eps, none = constant(sinkhorn_eps, logits), constant(0.0, logits)
+    comb = _rows(_powers(logits), none) + eps
+    for _ in range(sinkhorn_iters - 1):
+        comb = _rows(_columns(comb, eps), eps)
+    return comb
+
+
+def row_max_skipped(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Takes exp of the logits as they are: large ones overflow, and all others round elsewhere."""
+    eps, none = constant(sinkhorn_eps, logits), constant(0.0, logits)
+    return _balance(_rows(exp(logits), none) + eps, eps, sinkhorn_iters)
+
+
+def approximate_exp(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """The hardware's way: 2 ** (x * log2 e), the product rounded first."""
+    eps, none = constant(sinkhorn_eps, logits), constant(0.0, logits)
+    shifted = (logits - logits.amax(2, keepdim=True)) * constant(1.4426950408889634, logits)
+    powers = torch.exp2(shifted.double()).float()
+    return _balance(_rows(powers, none) + eps, eps, sinkhorn_iters)
+
+
+def approximate_division(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Multiplies by a rounded reciprocal instead of dividing."""
+    eps, one = constant(sinkhorn_eps, logits), constant(1.0, logits)
+
+    def scaled(comb: Tensor, axis: int, added: Tensor) -> Tensor:
+        return comb * (one / (index_sum(comb.unbind(axis)).unsqueeze(axis) + added))
+
+    comb = scaled(scaled(_powers(logits), 2, constant(0.0, logits)) + eps, 1, eps)
+    for _ in range(sinkhorn_iters - 1):
+        comb = scaled(scaled(comb, 2, eps), 1, eps)
+    return comb
+
+
+def sinkhorn_transposed(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Returns comb as [output stream, input stream]."""
+    comb = oracle.sinkhorn(logits, sinkhorn_iters=sinkhorn_iters, sinkhorn_eps=sinkhorn_eps)
+    return comb.transpose(1, 2).contiguous()
+
+
+def padded_eps(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Adds the column epsilon to the first half of the staged tokens only."""
+    half = (logits.shape[0] + 1) // 2
+    first = oracle.sinkhorn(logits[:half], sinkhorn_iters=sinkhorn_iters, sinkhorn_eps=sinkhorn_eps)
+    second = column_eps_missing(logits[half:], sinkhorn_iters=sinkhorn_iters, sinkhorn_eps=sinkhorn_eps)
+    return torch.cat([first, second])
+
+
+def gates_swapped(
+    mixes: Tensor, hc_scale: Tensor, hc_base: Tensor, *, config: MhcConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes the first n mixes as post and the next as pre."""
+    n = config.hc_mult
+    order = torch.cat([torch.arange(n, 2 * n), torch.arange(n), torch.arange(2 * n, n * (n + 2))])
+    scale = hc_scale[torch.tensor([1, 0, 2])]
+    return oracle.coefficients(mixes[:, order], scale, hc_base[order], config=config)
+
+
+def rms_over_streams(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, **options: Any) -> Any:
+    """At the entry, divides the sum of squares of H values by n * H."""
+    config, x = options["config"], options["x"]
+    sums, squares = oracle.project(x, fn)
+    mix = oracle.mixes(sums, squares, numel=config.hc_mult * x.shape[1], rms_eps=config.rms_eps)
+    next_pre, post_mix, comb_mix = oracle.coefficients(mix, hc_scale, hc_base, config=config)
+    _, _, layer_input, _ = oracle.pre_delayed(residual, fn, hc_scale, hc_base, **options)
+    return post_mix, comb_mix, layer_input, next_pre
+
+
+def rms_eps_outside(sums: Tensor, squares: Tensor, *, numel: int, rms_eps: float) -> Tensor:
+    """1 / (sqrt(mean) + eps), as one native implementation has it."""
+    mean = squares / constant(numel, squares)
+    return sums * (constant(1.0, squares) / (sqrt(mean) + constant(rms_eps, squares))).unsqueeze(1)
+
+
+def squares_swapped(
+    residual: Tensor, pre_mix: Tensor, norm_weight: Tensor, *, norm_eps: float, squares_of: SquaresOf
+) -> Tensor:
+    """V4's sum of squares in V4.1, or the reverse."""
+    other: SquaresOf = "rounded" if squares_of == "unrounded" else "unrounded"
+    return oracle.collapse_norm(residual, pre_mix, norm_weight, norm_eps=norm_eps, squares_of=other)
+
+
+def norm_weight_first(hidden: Tensor, norm_weight: Tensor, *, norm_eps: float) -> Tensor:
+    """y * (r * w) in place of (y * r) * w."""
+    _, squares = oracle.project(hidden, torch.zeros(1, hidden.shape[1]))
+    r = oracle.mixes(torch.ones(hidden.shape[0], 1), squares, numel=hidden.shape[1], rms_eps=norm_eps)
+    return (hidden.float() * (r * norm_weight.float())).to(torch.bfloat16)
+
+
+def own_mix_used(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, **options: Any) -> Any:
+    """Collapses with the pre-mix just computed where the carried one is meant."""
+    *_, next_pre = oracle.pre_delayed(residual, fn, hc_scale, hc_base, **options)
+    return oracle.pre_delayed(residual, fn, hc_scale, hc_base, **{**options, "pre_mix": next_pre})
+
+
+def identity_multiplied(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, **options: Any) -> Any:
+    """Makes the copy of stream 0 by weights 1, 0, 0, 0: -0 is lost and 0 * Inf poisons."""
+    weights = torch.zeros(residual.shape[:2])
+    weights[:, 0] = 1.0
+    return oracle.pre_delayed(residual, fn, hc_scale, hc_base, **{**options, "pre_mix": weights})
+
+
+def aux_from_input(x: Tensor, residual: Tensor, *tensors: Tensor, **options: Any) -> Any:
+    """Takes the aux mean of the residual before the post."""
+    *outputs, aux = oracle.post_pre_delayed(x, residual, *tensors, **options)
+    return (*outputs, oracle.stream_mean(residual) if options.get("capture_aux") else aux)
+
+
+def aux_always_written(x: Tensor, residual: Tensor, *tensors: Tensor, **options: Any) -> Any:
+    """Returns a full aux tensor although none was asked for."""
+    return oracle.post_pre_delayed(x, residual, *tensors, **{**options, "capture_aux": True})
+
+
+BY_OP: dict[str, dict[str, Function]] = {
+    "sinkhorn": {
+        "eps-in-first-denominator": eps_in_first_denominator,
+        "column-eps-missing": column_eps_missing,
+        "rounds-off-by-one": sinkhorn_rounds(-1),
+        "rows-before-columns": rows_before_columns,
+        "row-max-skipped": row_max_skipped,
+        "approximate-exp": approximate_exp,
+        "approximate-division": approximate_division,
+        "comb-transposed": sinkhorn_transposed,
+        "row-crosstalk": padded_eps,
+    },
+    "coefficients": {
+        "gates-swapped": gates_swapped,
+        "post-multiplier-one": with_config("coefficients", lambda _: {"post_mult": 1.0}),
+        "gate-eps-dropped": with_config("coefficients", lambda _: {"hc_pre_eps": 0.0}),
+        "rounds-off-by-one": with_config("coefficients", lambda c: {"sinkhorn_iters": c.sinkhorn_iters + 1}),
+    },
+    "project": {"split-by-tokens": split_by_tokens},
+    "mixes": {"rms-eps-outside": rms_eps_outside},
+    "norm": {"norm-weight-first": norm_weight_first},
+    "collapse_norm": {"squares-swapped": squares_swapped},
+    "fn_broadcast": {"broadcast-tree": under("fn_broadcast", index_order="pairwise")},
+    "pre_delayed": {
+        "rms-over-streams": rms_over_streams,
+        "own-mix-used": own_mix_used,
+        "identity-multiplied": identity_multiplied,
+    },
+    "post_pre_delayed": {"aux-from-input": aux_from_input, "aux-always-written": aux_always_written},
+}
