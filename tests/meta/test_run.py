@@ -208,9 +208,10 @@ def test_without_a_compiler_it_warns_and_goes_on(house: House) -> None:
 
 
 def test_a_gpu_machine_gets_the_gpu_set(house: House) -> None:
-    """Catches CPU builds on a machine whose GPU should be tested."""
+    """Catches CPU builds, or a missing CUDA compiler, on a machine whose GPU should be tested."""
     house.run("check", MHC_SET="gpu")
     assert "-c constraints/gpu.txt" in (house.root / "calls").read_text()
+    assert "tilelang[nvcc]" in (house.root / ".venv" / "requirements.txt").read_text()
 
 
 def test_an_interpreter_of_ones_own_is_used_as_it_is(house: House) -> None:
