@@ -250,9 +250,10 @@ class Target(Layers):
     def attention_boundary(self, layer: int, carried: Streams | Deferred) -> Mixes:
         """Cross into a layer: fused, unless the streams are already mapped or Engram needs them mapped."""
         if isinstance(carried, Deferred) and layer not in self.engine.shape.engram:
-            mixes = self.boundaries.post_pre(self.stack.attention[layer], carried, self.captures(layer))
-            if mixes.aux is not None:
-                self.captured.write(layer, mixes.aux)
+            key = self.state_of(layer)
+            mixes = self.boundaries.post_pre(self.stack.attention[layer], carried, capture=key is not None)
+            if key is not None and mixes.aux is not None:
+                self.captured.write(key, mixes.aux)
             self.note(f"layer {layer} entry streams", mixes.residual)
             return mixes
         streams = self.mapped(layer, carried) if isinstance(carried, Deferred) else carried
@@ -272,14 +273,18 @@ class Target(Layers):
         self.capture(entering, streams.residual)
         return streams
 
-    def captures(self, entering: int) -> bool:
-        """Whether the mean of the streams entering a layer is wanted of this stage."""
-        return self.stage.owns(entering)
+    def state_of(self, entering: int) -> int | None:
+        """Return which aux state the mean of the streams entering a layer is; None if it is not wanted of this stage.
+
+        At layer idx the fused mean is that of layer idx - 1's post, which is the state entering idx: no + 1 here.
+        """
+        return entering if self.stage.owns(entering) else None
 
     def capture(self, entering: int, residual: Tensor) -> None:
         """Capture the mean of streams that are mapped, if it is wanted."""
-        if self.captures(entering):
-            self.captured.write(entering, self.engine.kernels("stream_mean")(residual))
+        key = self.state_of(entering)
+        if key is not None:
+            self.captured.write(key, self.engine.kernels("stream_mean")(residual))
 
     def local_aux(self) -> dict[int, Tensor]:
         """Return this stage's aux states of all tokens: meaned on each rank, then gathered."""
@@ -302,6 +307,8 @@ class Target(Layers):
         """End the model: aux states, MTP buffer, collapse, norm and logits."""
         self.note("final streams", streams.residual)
         self.aux = self.all_aux()
+        for place, state in enumerate(self.aux):
+            self.note(f"aux state {place}", state, False)
         if self.fills_buffer():
             normed = self.finish_through_buffer(streams)
         elif self.engine.tail == "collapse_first":

@@ -19,6 +19,8 @@ from oracle.sp import SpLayout
 
 # The outputs of these are masked or padded with +0, and a pad row that is not may enter a later reduction.
 ZERO_PADDED = (" attention output", " ffn output")
+LAST_OF_TARGET = "final streams"
+AUX_STATE = "aux state "
 LISTED = 5
 
 
@@ -31,7 +33,10 @@ class RankTrace:
     again: list[str] = field(default_factory=list)
 
     def observe(self, name: str, value: Tensor, sharded: bool) -> None:
-        """Record one value; a name seen before is noted as such."""
+        """Record one value; aux states in the order in which they come, any other name once."""
+        if name.startswith(AUX_STATE):
+            self.aux.append(value)
+            return
         if name in self.states:
             self.again.append(name)
         self.states[name] = (value, sharded)
@@ -52,13 +57,20 @@ class Finding:
         return f"{self.state} ({place}): {self.problem}" if place else f"{self.state}: {self.problem}"
 
 
-def differences(plain: Trace, stages: Sequence[Sequence[RankTrace]], layout: SpLayout) -> list[Finding]:
+def differences(
+    plain: Trace, stages: Sequence[Sequence[RankTrace]], layout: SpLayout, *, ended: bool = True
+) -> list[Finding]:
     """Return where a run differs from the plain one, in the plain one's order; empty when every bit is right.
 
-    stages[s][r] is what rank r of stage s showed. A sharded state's pad rows are free, except where the layout says
-    that they are +0.
+    stages[s][r] is what rank r of stage s showed. A sharded state's pad rows are free, except where they must be +0.
+    With `ended` False the run stopped half-way, and states that it does not have are not missed.
     """
-    return [*_states(plain, stages, layout), *_unknown(plain, stages), *_aux(plain, stages[-1])]
+    found: list[Finding] = []
+    for name, expected in plain.states.items():
+        found += _state(plain, name, expected, stages, layout, ended)
+        if name == LAST_OF_TARGET and (ended or any(trace.aux for trace in stages[-1])):
+            found += _aux(plain, stages[-1])
+    return found + list(_unknown(plain, stages))
 
 
 def report(title: str, findings: Sequence[Finding]) -> str:
@@ -70,16 +82,21 @@ def report(title: str, findings: Sequence[Finding]) -> str:
     return "\n".join(lines + ([f"  and {len(findings) - LISTED} more"] if len(findings) > LISTED else []))
 
 
-def _states(plain: Trace, stages: Sequence[Sequence[RankTrace]], layout: SpLayout) -> Iterable[Finding]:
-    for name, expected in plain.states.items():
-        owners = [s for s, ranks in enumerate(stages) if any(name in rank.states for rank in ranks)]
-        if len(owners) != 1:
+def _state(
+    plain: Trace, name: str, expected: Tensor, stages: Sequence[Sequence[RankTrace]], layout: SpLayout, ended: bool
+) -> Iterable[Finding]:
+    owners = [s for s, ranks in enumerate(stages) if any(name in rank.states for rank in ranks)]
+    if len(owners) != 1:
+        if owners or ended:
             yield Finding(name, f"computed by stages {owners}, expected one" if owners else "never computed")
-            continue
-        for rank, trace in enumerate(stages[owners[0]]):
-            problem = _problem(plain, name, expected, trace, layout, rank)
-            if problem:
-                yield Finding(name, problem, owners[0], rank)
+        return
+    for rank, trace in enumerate(stages[owners[0]]):
+        if name not in trace.states:
+            problem = "never computed on this rank" if ended else None
+        else:
+            problem = _problem(plain, name, expected, *trace.states[name], layout, rank, len(stages[owners[0]]))
+        if problem:
+            yield Finding(name, problem, owners[0], rank)
 
 
 def _unknown(plain: Trace, stages: Sequence[Sequence[RankTrace]]) -> Iterable[Finding]:
@@ -90,20 +107,36 @@ def _unknown(plain: Trace, stages: Sequence[Sequence[RankTrace]]) -> Iterable[Fi
             yield from (Finding(n, "no state of the plain schedule", number, rank) for n in unknown)
 
 
-def _problem(plain: Trace, name: str, expected: Tensor, trace: RankTrace, layout: SpLayout, rank: int) -> str | None:
-    if name not in trace.states:
-        return "never computed on this rank"
-    got, sharded = trace.states[name]
+def _problem(
+    plain: Trace, name: str, expected: Tensor, got: Tensor, sharded: bool, layout: SpLayout, rank: int, tp: int
+) -> str | None:
     if not sharded:
-        return explained(plain, name, got, expected, layout)
-    if got.shape != (layout.rows_per_rank, *expected.shape[1:]) or got.dtype != expected.dtype:
-        return _form(got, (layout.rows_per_rank, *expected.shape[1:]), expected.dtype, layout)
-    valid = layout.valid_rows(rank)
-    first = min(layout.first_row(rank), layout.tokens)
-    problem = explained(plain, name, got[:valid], expected[first : first + valid], layout, rank)
-    if problem is None and name.endswith(ZERO_PADDED) and bool(bits(got[valid:]).any()):
+        return explained(plain, name, got, expected, Held(layout, tp))
+    shape = (layout.rows_per_rank, *expected.shape[1:])
+    if got.shape != shape or got.dtype != expected.dtype:
+        return _form(got, shape, expected.dtype, layout)
+    held = Held(layout, tp, rank)
+    problem = explained(plain, name, got[: held.valid], expected[held.first : held.first + held.valid], held)
+    if problem is None and name.endswith(ZERO_PADDED) and bool(bits(got[held.valid :]).any()):
         return "pad rows hold values, expected +0: they would enter a reduction"
     return problem
+
+
+@dataclass(frozen=True)
+class Held:
+    """Which rows of the whole a tensor holds: rank's valid ones, or all when `rank` is None."""
+
+    layout: SpLayout
+    tp: int
+    rank: int | None = None
+
+    @property
+    def first(self) -> int:
+        return 0 if self.rank is None else min(self.layout.first_row(self.rank), self.layout.tokens)
+
+    @property
+    def valid(self) -> int:
+        return self.layout.tokens if self.rank is None else self.layout.valid_rows(self.rank)
 
 
 def same(got: Tensor, expected: Tensor) -> bool:
@@ -117,20 +150,18 @@ def _raw(tensor: Tensor) -> Tensor:
     return bits(tensor.cpu()) if tensor.is_floating_point() else tensor.cpu()
 
 
-def explained(
-    plain: Trace, name: str, got: Tensor, expected: Tensor, layout: SpLayout, rank: int | None = None
-) -> str | None:
+def explained(plain: Trace, name: str, got: Tensor, expected: Tensor, held: Held) -> str | None:
     """Return what a wrong state holds instead, in words; None when its bits are right."""
     if same(got, expected):
         return None
     if got.shape != expected.shape or got.dtype != expected.dtype:
-        return _form(got, tuple(expected.shape), expected.dtype, layout)
+        return _form(got, tuple(expected.shape), expected.dtype, held.layout)
     got = got.cpu()
     return (
         _poison(got, expected)
-        or _scaled(got, expected, layout.tp)
-        or _other_rows(plain, name, got, layout, rank)
-        or _other_state(plain, name, got, layout, rank)
+        or _scaled(got, expected, held.tp)
+        or _other_rows(plain, name, got, held)
+        or _other_state(plain, name, got, held)
         or _first_difference(got, expected)
     )
 
@@ -157,22 +188,22 @@ def _scaled(got: Tensor, expected: Tensor, tp: int) -> str | None:
     return f"is {tp} times what it must be: scaled by tp, which a norm behind it would hide"
 
 
-def _other_rows(plain: Trace, name: str, got: Tensor, layout: SpLayout, rank: int | None) -> str | None:
-    if rank is None:
+def _other_rows(plain: Trace, name: str, got: Tensor, held: Held) -> str | None:
+    if held.rank is None:
         return None
-    whole = plain.states[name]
-    for other in range(layout.tp):
-        first = layout.first_row(other)
-        if other != rank and same(got, whole[first : first + got.shape[0]]):
+    for other in range(held.layout.tp):
+        first = held.layout.first_row(other)
+        if other != held.rank and same(got, plain.states[name][first : first + held.valid]):
             return f"holds the rows of rank {other}"
     return None
 
 
-def _other_state(plain: Trace, name: str, got: Tensor, layout: SpLayout, rank: int | None) -> str | None:
-    first = 0 if rank is None else layout.first_row(rank)
+def _other_state(plain: Trace, name: str, got: Tensor, held: Held) -> str | None:
     named = {key: value for key, value in plain.states.items() if key != name} | plain.lookalikes
+    flat = got[: held.valid].flatten(1) if got.dim() > 1 else got
     for key, value in named.items():
-        if value.dtype == got.dtype and same(got, value[first : first + got.shape[0]]):
+        rows = value[held.first : held.first + held.valid]
+        if same(flat, rows.flatten(1) if rows.dim() > 1 else rows):
             return f"holds {key} instead"
     return None
 

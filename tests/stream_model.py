@@ -53,7 +53,11 @@ class RowMemo:
         rest = {k: v for k, v in bound.items() if k not in rows}
         if not rows:
             return of_oracle(op)(**rest)
-        key = (op, tuple(rows), *((k, _bytes(v) if isinstance(v, Tensor) else v) for k, v in rest.items()))
+        key = (
+            op,
+            *((k, v.shape[1:]) for k, v in rows.items()),
+            *((k, _bytes(v) if isinstance(v, Tensor) else v) for k, v in rest.items()),
+        )
         pool = self.pools.setdefault(key, _Pool(partial(of_oracle(op), **rest)))
         outputs = pool.rows(rows)
         return outputs if pool.several else outputs[0]
@@ -198,6 +202,7 @@ class Schedule:
     target: type[Target] = Target
     draft: type[Draft] = Draft
     rows: type[Rows] = Rows
+    stages: Callable[..., list[Stage]] = stages
 
 
 @dataclass
@@ -218,7 +223,7 @@ def execute(
     outcome, chosen = Outcome(), schedule or Schedule()
     received: list[dict[str, Tensor]] | None = None
     try:
-        for stage in stages(c.model, c.pp, c.borders):
+        for stage in chosen.stages(c.model, c.pp, c.borders):
             steps = _run_stage(c, stage, received, kernels, chosen, outcome, group_type)
             if not stage.last:
                 received = [handed_over(step.sent, stage, c) for step in steps]
@@ -285,7 +290,6 @@ def run_rank(
         target_type=schedule.target,
         draft_type=schedule.draft,
     )
-    trace.aux = step.aux
     if buffer is not None:
         trace.observe("mtp buffer", buffer.tensor, False)
     return step
@@ -300,10 +304,11 @@ def handed_over(sent: dict[str, Tensor], stage: Stage, c: Combination) -> dict[s
 
 
 def judge(c: Combination, outcome: Outcome) -> list[Finding]:
-    """Every difference between a run and the plain one; an error is a finding, after what was shown before it."""
+    """Every difference between a run and the plain one; an error comes last, after what was wrong before it."""
     if outcome.error is not None:
         notes = " ".join(getattr(outcome.error, "__notes__", []))
-        return [Finding("schedule", f"{type(outcome.error).__name__}: {outcome.error} {notes}".strip())]
+        ended = Finding("schedule", f"{type(outcome.error).__name__}: {outcome.error} {notes}".strip())
+        return [*differences(plain_of(c), outcome.traces, c.layout, ended=False), ended]
     return [*differences(plain_of(c), outcome.traces, c.layout), *_collectives(outcome.logs)]
 
 

@@ -308,13 +308,13 @@ class FloorShards(Rows):
         return tensor[: self.per_rank * self.group.size]
 
 
-class OnlyRanksWithTokensGather(Rows):
-    """Skips a collective on ranks that hold padding only."""
+class PaddingRanksStayOut(Rows):
+    """Saves a rank that holds padding only the reduction: it knows that its rows are +0."""
 
-    def full(self, tensor: Tensor) -> Tensor:
+    def added(self, partial: Tensor) -> Tensor:
         if self.sharded and self.group.rank * self.per_rank >= self.tokens:
-            return tensor[:1].expand(self.tokens, *tensor.shape[1:])
-        return super().full(tensor)
+            return partial.new_zeros(self.per_rank, *partial.shape[1:])
+        return super().added(partial)
 
 
 class ReducesByGathering(Rows):
@@ -651,10 +651,10 @@ BUGS = (
     ),
     PlantedBug(
         "collective on ranks with tokens only",
-        Schedule(rows=OnlyRanksWithTokensGather),
+        Schedule(rows=PaddingRanksStayOut),
         sharded(4, 3),
         "schedule",
-        "ranks disagree: ranks 0, 1, 2: all_gather [1, 8] bfloat16; rank 3: reduce_scatter [4, 8] bfloat16",
+        "ranks disagree: ranks 0, 1, 2: reduce_scatter [4, 8] bfloat16; rank 3: all_gather [1, 8] bfloat16",
         "deepseek-ai/DeepEP issue 604",
     ),
     PlantedBug(
