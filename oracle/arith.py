@@ -112,9 +112,7 @@ def ulp_distance(first: Tensor, second: Tensor) -> Tensor:
     reach.
     """
     if first.dtype != second.dtype:
-        raise TypeError(
-            f"ulp_distance: both tensors must have one dtype, got {first.dtype} and {second.dtype}"
-        )
+        raise TypeError(f"ulp_distance: dtypes must be equal, got {first.dtype} and {second.dtype}")
     distance = (ordered(first) - ordered(second)).abs()
     one_nan = first.isnan() ^ second.isnan()
     both_nan = first.isnan() & second.isnan()

@@ -118,9 +118,9 @@ def pinned_dot(streams: Tensor, fn: Tensor, rule: Dot = CONTRACT_DOT) -> Tensor:
 
     streams: fp32 [T, n, H]. fn: fp32 [M, n, H]. Lane h mod 64 of a segment of 512 h adds by fma, from +0:
     h-blocks of 64 ascending, streams ascending within a block. The 64 lanes are added by the adjacent-pair
-    tree, the segments in ascending order from +0. A lane with no h left keeps its value (it takes no step
-    with a zero, which would turn -0 into +0); a lane that never had one holds +0 and takes part in the
-    tree.
+    tree, the segments in ascending order from +0. A lane with no h left keeps its value; a lane that never
+    had one holds +0 and takes part in the tree. (A step with 0 * 0 in their place gives the same result: it
+    could only turn a lane's -0 into +0, and the sum of the segments from +0 loses that sign.)
     """
     return _by_tokens(streams, fn, rule)
 
