@@ -1,4 +1,4 @@
-"""The jobs: one table, called as `python -m tests JOB [pytest arguments]` by `./run`, tox and continuous integration.
+"""The jobs: one table, called as `python -m tests JOB [arguments]` by `./run`, tox and continuous integration.
 
 Standard library only, so that `./run` can list the jobs and refuse an unknown one before anything is installed.
 """
@@ -33,8 +33,14 @@ JOBS = {
         ("tests/test_cases.py", "tests/test_laws.py"),
     ),
     "test": Job("all tests, with the oracle's own, the tests of the tests, lint and types"),
+    "power": Job(
+        "which wrong kernels the cases catch, and which of them random data would have caught",
+        module="tests.power",
+        parallel=False,
+    ),
     "lint": Job("style and import contracts only", ("tests/meta/test_house.py", "-m", "lint"), parallel=False),
     "types": Job("static types only", ("tests/meta/test_house.py", "-m", "types"), parallel=False),
+    "cases": Job("make, check, show, bless and list case files", module="cases", parallel=False),
 }
 
 
@@ -69,7 +75,8 @@ def command(job: Job, rest: Sequence[str]) -> list[str]:
 def usage() -> str:
     """The text of `./run` alone: every job with its one line."""
     rows = [f"  {name:<8}{job.summary}" for name, job in JOBS.items()]
-    return "\n".join(["usage: ./run JOB [pytest arguments]", "", *rows])
+    ending = "Arguments go to pytest; those of cases to `python -m cases`."
+    return "\n".join(["usage: ./run JOB [arguments]", "", *rows, "", ending])
 
 
 def refuse(sentence: str) -> int:

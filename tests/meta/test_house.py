@@ -172,11 +172,11 @@ def test_a_long_function_is_found() -> None:
 
 
 def test_tox_offers_every_job_in_the_same_words() -> None:
-    """Catches a job that tox lacks, or whose description has drifted from the table of jobs."""
+    """Catches a job of tests that tox lacks, or whose description has drifted from the table of jobs."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
     described = {name.removeprefix("testenv:"): tox[name]["description"] for name in tox.sections() if ":" in name}
-    assert {name: described.get(name) for name in JOBS} == {name: job.summary for name, job in JOBS.items()}
+    assert described == {name: job.summary for name, job in JOBS.items() if job.module == "pytest"}
     assert tox["testenv"]["commands"] == "{tox_root}/run {env_name} {posargs}"
 
 
