@@ -247,6 +247,15 @@ def test_five_worst_by_distance_then_index_and_the_first_besides() -> None:
     ]
 
 
+def test_a_slightly_worse_value_of_a_later_chunk_takes_its_place() -> None:
+    expected = torch.ones(12)
+    actual = expected.clone()
+    for index in range(12):
+        step(actual, (index,), 6 if index == 8 else 5)
+    verdict = compare(actual=actual, expected=expected, chunk=6)
+    assert [element.index for element in verdict.worst] == [(8,), (0,), (1,), (2,), (3,)]
+
+
 def test_nan_ranks_as_worse_than_any_number() -> None:
     verdict = compare(actual=torch.tensor([-INF, NAN]), expected=torch.tensor([INF, 1.0]))
     assert [element.index for element in verdict.worst] == [(1,), (0,)]
@@ -369,6 +378,7 @@ def test_temporaries_do_not_grow_with_the_tensor(contiguous: bool, monkeypatch: 
         sizes.append(part.numel())
         shares = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
         assert shares is contiguous
+        assert shares or part.untyped_storage().nbytes() <= 1000 * part.itemsize
         return part
 
     monkeypatch.setattr(oracle.compare, "_read", watched)
@@ -495,6 +505,12 @@ def test_no_move_is_claimed_without_evidence() -> None:
     wrong = half.clone()
     wrong[1], wrong[2] = half[2], half[2] * 2
     assert moved(wrong, half) is None
+    outside = half.clone()
+    outside[1], outside[5] = half[1] * 2, half[2]
+    assert moved(outside, half) is None
+    lone = half.clone()
+    lone[1], lone[2] = half[1] * 2, half[0]
+    assert moved(lone, half) is None
 
 
 def test_a_large_result_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
