@@ -217,13 +217,13 @@ def _table(comparison: Comparison, context: Context) -> list[str]:
 
 
 def _header(comparison: Comparison, context: Context) -> list[str]:
-    place = ["rank:row"] if comparison.ranks else []
+    place = ["rank:row"] if _sharded(comparison) else []
     return [f"[{', '.join(_axes(comparison, context))}]", *place, "expected", "", "actual", "", "ULP", ""]
 
 
 def _row(element: Element, comparison: Comparison) -> list[str]:
     dtype = comparison.expected.dtype
-    place = [f"{element.rank}:{element.local_row}{' pad' if element.pad else ''}"] if comparison.ranks else []
+    place = [f"{element.rank}:{element.local_row}{' pad' if element.pad else ''}"] if _sharded(comparison) else []
     return [
         str(list(element.index)),
         *place,
@@ -234,6 +234,10 @@ def _row(element: Element, comparison: Comparison) -> list[str]:
         "-" if element.ulp is None else str(element.ulp),
         _KINDS[element.kind] if element.kind in _NOTED else "",
     ]
+
+
+def _sharded(comparison: Comparison) -> bool:
+    return len(comparison.ranks) > 1
 
 
 def _hex(pattern: int, dtype: torch.dtype) -> str:
@@ -274,8 +278,10 @@ def _token_rows(comparison: Comparison) -> str:
     if comparison.rows_affected <= len(comparison.rows):
         return _tallies(sorted(comparison.rows, key=lambda tally: tally.key))
     first = comparison.first.index[0] if comparison.first is not None else 0
-    most = _tallies(comparison.rows[:MOST])
-    return f"{comparison.rows_affected} rows differ, from {first} to {comparison.last_row}, most in {most}"
+    differ = f"{comparison.rows_affected} rows differ, from {first} to {comparison.last_row}"
+    if comparison.mismatching == comparison.rows_affected * comparison.rows[0].wrong:
+        return f"{differ}, each {comparison.rows[0].wrong}/{comparison.rows[0].total}"
+    return f"{differ}, most in {_tallies(comparison.rows[:MOST])}"
 
 
 def _pad_share(comparison: Comparison) -> str:
@@ -293,6 +299,8 @@ def _blocks(blocks: Sequence[Block]) -> str:
         return _spans(wrong) + (", others exact" if len(wrong) < len(blocks) else "")
     most = sorted(wrong, key=lambda block: (-block.wrong, block.start))[:MOST]
     amount = f"all {len(blocks)}" if len(wrong) == len(blocks) else f"{len(wrong)} of {len(blocks)}"
+    if most[0].wrong * len(wrong) == sum(block.wrong for block in wrong):
+        return f"{amount} {_unit(blocks)} differ, each {wrong[0].wrong}"
     return f"{amount} {_unit(blocks)} differ, most in {_spans(most)}"
 
 

@@ -400,6 +400,21 @@ def test_python_side_stays_small_when_everything_differs() -> None:
     assert peak < 1 << 20
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_kernels_device_changes_nothing(device: str, dtype: torch.dtype, contiguous: bool) -> None:
+    """A result that stayed on the GPU against an expected one on the CPU, and both there."""
+    layout = SpLayout(11, 4)
+    expected = noise(12, 4, 96, dtype=dtype)
+    actual = expected.roll(3, 0)
+    actual[2, 1, 5], actual[7, 0, 0] = NAN, -0.0
+    actual = actual if contiguous else actual.mT.contiguous().mT
+    here = compare(actual=actual, expected=expected, layout=layout, chunk=1000)
+    for theirs in (expected, expected.to(device)):
+        assert compare(actual=actual.to(device), expected=theirs, layout=layout, chunk=1000) == here
+    assert here.mismatching
+
+
 def test_gradients_are_ignored() -> None:
     actual = torch.ones(2, requires_grad=True)
     assert compare(actual=actual, expected=torch.ones(2)).exact
