@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cases.digest import digest
-from cases.flags import CASES_DIR
+from cases.flags import DATA_DIR
 from cases.layouts import pad_value, relayout
 from cases.ops import BF16, Argument
 from cases.recipes import Request, values
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DATA_DIR", "Inputs", "build", "digest", "pad_value", "relayout"]
 
-DATA_DIR = CASES_DIR / "data"
 _DTYPES = {BF16: torch.bfloat16, "float32": torch.float32}
 
 

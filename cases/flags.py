@@ -8,6 +8,7 @@ from pathlib import Path
 
 CASES_DIR = Path(__file__).resolve().parent
 FLAGS_FILE = CASES_DIR / "flags.toml"
+DATA_DIR = CASES_DIR / "data"
 
 
 @cache

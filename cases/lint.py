@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from cases.build import DATA_DIR
+from cases.flags import DATA_DIR
 from cases.ops import OPS
 from cases.schema import CONTRACT, Case
 
