@@ -164,9 +164,7 @@ class Arguments:
         if tensor.dtype != output.dtype:
             raise TypeError(f"{where} must be {_dtype(output.dtype)}, got {_dtype(tensor.dtype)}")
         if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{where} must be [{_listed(output.shape)}] = {list(shape)}, got {list(tensor.shape)}"
-            )
+            raise ValueError(f"{where} must be [{_listed(output.shape)}] = {list(shape)}, got {list(tensor.shape)}")
         if tensor.device != self.device:
             raise ValueError(f"{where} must be on {self.device}, got {tensor.device}")
         if contiguous and not tensor.is_contiguous():

@@ -8,6 +8,18 @@ MODULES = {
     "stream_mean": "streams",
     "post": "streams",
     "draft_tail": "streams",
+    "project": "coefficients",
+    "mixes": "coefficients",
+    "sinkhorn": "coefficients",
+    "coefficients": "coefficients",
+    "fn_broadcast": "coefficients",
+    "norm": "norm",
+    "collapse_norm": "norm",
+    "head": "head",
+    "pre": "boundary",
+    "pre_delayed": "boundary",
+    "post_pre": "boundary",
+    "post_pre_delayed": "boundary",
 }
 
 MAX_STREAMS = 8
