@@ -1,7 +1,7 @@
 """Every planted wrong kernel is caught by the cases that claim it, and ordinary random data is shown to miss most.
 
-These are the tests of the tests. `test_every_claim_is_proven` walks the claims of all cases; `FLAGSHIPS` names for
-each class of fault one case, and records whether the same situation with random inputs would have caught it.
+These are the tests of the tests. `test_every_claim_is_proven` walks the claims of all cases; the flagships of
+`tests.power` record for each class of fault whether the same situation with random inputs would have caught it.
 """
 
 from __future__ import annotations
@@ -9,36 +9,37 @@ from __future__ import annotations
 import pytest
 
 from cases.load import load_all
-from cases.schema import Case
 from tests.judge import judge
-from tests.mutants import MUTANTS, Mutant
-from tests.plugin import CASES
+from tests.mutants import MUTANTS
+from tests.power import FLAGSHIPS, Flagship, caught, on_random_inputs
 
-ALL = {case.name: case for case in load_all(CASES)}
+ALL = {case.name: case for case in load_all()}
 CLAIMS = [(case.name, kind) for case in ALL.values() if case.size != "large" for kind in case.catches]
+IDS = [f"{flagship.kind}:{flagship.case}" for flagship in FLAGSHIPS]
 
 
-def is_caught(mutant: Mutant, case: Case, tp: int) -> bool:
-    """Whether the judge ends in anything but exact: a kernel that raises is caught as well."""
-    try:
-        return bool(judge(case, mutant.implementation, tp, pipeline=mutant.pipeline))
-    except (RuntimeError, ValueError):
-        return True
-
-
-def on_random_inputs(case: Case) -> Case:
-    """The same situation with ordinary normal data, packed, in place of the case's own inputs."""
-    document = case.model_dump(by_alias=True, exclude_unset=True, mode="json", exclude={"expected", "history"})
-    optional = {argument.name for argument in case.spec.arguments if argument.optional}
-    given = document.get("inputs", {}).get("arguments", {})
-    document["inputs"] = {"arguments": {name: {"recipe": "normal"} for name in given if name in optional}}
-    return Case.model_validate(document)
-
-
-@pytest.mark.parametrize(("name", "kind"), CLAIMS, ids=[":".join(claim) for claim in CLAIMS])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [pytest.param(*claim, marks=pytest.mark.xdist_group(claim[0]), id=":".join(claim)) for claim in CLAIMS],
+)
 def test_every_claim_is_proven(name: str, kind: str) -> None:
     """A case catches each class that it claims, at one of its tp sizes at least."""
     case = ALL[name]
-    mutant = MUTANTS.get((kind, case.op))
-    assert mutant is not None, f"no planted wrong {case.op} of class {kind} proves the claim of {name}"
-    assert any(is_caught(mutant, case, tp) for tp in reversed(case.tp)), f"{name} does not catch {kind}"
+    assert (kind, case.op) in MUTANTS, f"no planted wrong {case.op} of class {kind} proves the claim of {name}"
+    tried = (Flagship(kind, case.op, name, False, tp) for tp in reversed(case.tp))
+    assert any(caught(flagship, case) for flagship in tried), f"{name} does not catch {kind}"
+
+
+@pytest.mark.parametrize("flagship", FLAGSHIPS, ids=IDS)
+def test_random_inputs_see_a_fault_or_not_as_recorded(flagship: Flagship) -> None:
+    """The record is a fact about inputs: most faults of order, rounding and special values do not show."""
+    case = ALL[flagship.case]
+    assert flagship.kind in case.catches
+    assert bool(caught(flagship, on_random_inputs(case))) == flagship.random_sees
+
+
+@pytest.mark.parametrize("flagship", FLAGSHIPS, ids=IDS)
+def test_the_right_kernel_is_exact_where_the_wrong_one_is_caught(flagship: Flagship) -> None:
+    """Nothing but the fault is seen: the unchanged kernel passes the same case through the same steps."""
+    right = MUTANTS["rank-off-by-one", flagship.op].implementation
+    assert judge(ALL[flagship.case], right, flagship.tp) == []

@@ -1,6 +1,6 @@
-"""The options, the header, the verdicts and the exit status, as a user meets them: whole runs in processes of their own.
+"""The options, the header, the verdicts and the exit status, as a user meets them.
 
-Each run judges one small case, so that these tests stay quick; what they catch is a wrong kernel that ends a run
+Runs in processes of their own judge one small case, so that they stay quick; they catch a wrong kernel that ends a run
 with status 0, a failure that takes the rest of the run with it, and an error that only its author understands.
 """
 
@@ -10,12 +10,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from cases.load import load_all
 from cases.schema import Case
-from tests.plugin import CASES
+from tests.implementations import UsageError
+from tests.plugin import CASES, Session
 
 ROOT = CASES.parent
 
@@ -92,69 +94,103 @@ def run(*arguments: str, expect: int) -> str:
     return done.stdout + done.stderr
 
 
-def judge(kernels: Path, function: str, *arguments: str, expect: int) -> str:
-    asked = ("--case", CASE, "--tp", "1", "--impl", f"collapse={kernels}:{function}")
-    return run(*asked, *arguments, expect=expect)
+def impls(kernels: Path, *names: str) -> list[str]:
+    asked = ["--case", CASE, "--tp", "1"]
+    return asked + [item for name in names for item in ("--impl", f"collapse={kernels}:{name}")]
+
+
+def row(name: str, verdict: str) -> str:
+    return rf"(?m)^collapse +impl-{name} +{re.escape(verdict)}$"
 
 
 def test_a_right_kernel_passes_and_the_header_says_where_it_ran(kernels: Path) -> None:
-    text = judge(kernels, "right", "--device", "cpu", expect=0)
-    assert re.search(r"^mHC oracle suite: python \S+, torch \S+, numpy \S+, triton \S+, tilelang \S+$", text, re.M)
+    text = run(*impls(kernels, "right"), "--device", "cpu", expect=0)
+    assert re.search(r"(?m)^mHC oracle suite: python \S+, torch \S+, numpy \S+, triton \S+, tilelang \S+$", text)
     assert "device: cpu, tier: local" in text
-    assert re.search(r"^backend triton: ", text, re.M)
-    assert re.search(r"^collapse +impl-right +exact 1/1$", text, re.M)
+    assert re.search(r"(?m)^backend triton: ", text)
+    assert re.search(row("right", "exact 1/1"), text)
 
 
-def test_a_wrong_kernel_fails_with_the_report(kernels: Path) -> None:
-    text = judge(kernels, "doubled", expect=1)
-    assert re.search(r"^collapse +impl-doubled +exact 0/1, 1 mismatch$", text, re.M)
-    assert re.search(r"collapse on impl-doubled, tp 1: \d+ of \d+ layer_input values differ", text)
-    assert f"./run check --case {CASE} --tp 1 --impl collapse={kernels}:doubled" in text
-    assert "def test_case" not in text, "the report is for kernel engineers: no traceback of the suite"
-
-
-@pytest.mark.parametrize(
-    ("function", "outcome", "words"),
-    [
-        ("raising", "error", "no kernel image is available"),
-        ("listing", "error", "collapse must return one tensor (layer_input), impl-listing returned a list of float"),
-        ("touching", "mismatch", "changed its input pre_mix"),
-        ("overrunning", "mismatch", "wrote outside out (layer_input)"),
-    ],
-)
-def test_a_kernel_that_misbehaves_is_a_verdict(kernels: Path, function: str, outcome: str, words: str) -> None:
-    text = judge(kernels, function, expect=1)
-    assert re.search(rf"^collapse +impl-{function} +exact 0/1, 1 {outcome}$", text, re.M)
-    assert words in text
+def test_every_way_to_be_wrong_is_a_verdict_and_a_report(kernels: Path) -> None:
+    names = ("doubled", "raising", "listing", "touching", "overrunning", "right")
+    text = run(*impls(kernels, *names), expect=1)
+    for name, outcome in zip(names[:-1], ("mismatch", "error", "error", "mismatch", "mismatch"), strict=True):
+        assert re.search(row(name, f"exact 0/1, 1 {outcome}"), text), name
+    assert re.search(row("right", "exact 1/1"), text)
+    for words in (
+        "no kernel image is available",
+        "collapse must return one tensor (layer_input), impl-listing returned a list of float",
+        "changed its input pre_mix",
+        "wrote outside out (layer_input)",
+        f"./run check --case {CASE} --tp 1 --impl collapse={kernels}:doubled",
+    ):
+        assert words in text
+    assert re.search(r"collapse on impl-doubled, tp 1: .*layer_input values differ", text)
+    assert "raise Mismatch" not in text, "a report is for kernel engineers: no traceback of the suite"
 
 
 def test_a_hanging_or_dying_kernel_does_not_end_the_run(kernels: Path) -> None:
     """One loops in Python, one hangs in C where no signal reaches it, one ends its process; a right one follows."""
-    request = [item for name in ("looping", "right") for item in ("--impl", f"collapse={kernels}:{name}")]
-    common = ("--case", CASE, "--tp", "1", "-n", "1")
-    text = run(*common, *request, "--timeout", "5", expect=1)
-    assert re.search(r"^collapse +impl-looping +exact 0/1, 1 timeout$", text, re.M)
-    assert re.search(r"^collapse +impl-right +exact 1/1$", text, re.M)
-    request = [item for name in ("stuck", "dying", "right") for item in ("--impl", f"collapse={kernels}:{name}")]
-    text = run(*common, *request, "-o", "faulthandler_timeout=5", "--timeout", "3", expect=1)
-    for name in ("stuck", "dying"):
-        assert re.search(rf"^collapse +impl-{name} +exact 0/1, 1 error$", text, re.M)
-    assert re.search(r"^collapse +impl-right +exact 1/1$", text, re.M)
+    names = ("looping", "stuck", "dying", "right")
+    limits = ("-n", "1", "--timeout", "2", "-o", "faulthandler_timeout=4")
+    text = run(*impls(kernels, *names), *limits, expect=1)
+    for name, outcome in zip(names[:-1], ("timeout", "error", "error"), strict=True):
+        assert re.search(row(name, f"exact 0/1, 1 {outcome}"), text), name
+    assert re.search(row("right", "exact 1/1"), text)
+
+
+def test_a_request_that_cannot_be_met_ends_with_status_4() -> None:
+    text = run("--op", "colapse", expect=4)
+    assert "--op colapse: unknown, expected one of expand, collapse" in text
+    assert "Traceback" not in text
+
+
+class Asked:
+    """A pytest config that was given some of the suite's options."""
+
+    def __init__(self, **options: object) -> None:
+        lists: dict[str, object] = {name: [] for name in ("op", "case", "tp", "backend", "impl", "require")}
+        self.options = lists | {"device": "cpu"} | options
+
+    def getoption(self, name: str) -> object:
+        return self.options[name]
+
+
+def session(**options: object) -> Session:
+    return Session(cast(pytest.Config, Asked(**options)))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("options", "words"),
     [
-        (("--case", "no-such-case"), "--case no-such-case: unknown"),
-        (("--op", "colapse"), "--op colapse: unknown, expected one of expand, collapse"),
-        (("--tp", "3"), "--tp 3: unknown, expected one of 1, 2, 4, 8"),
-        (("--backend", "cuda"), "--backend cuda: unknown, expected one of oracle"),
-        (("--impl", "collapse=missing.py:f"), "there is no file missing.py"),
-        (("--require", "moon"), "--require moon: unknown, expected one of gpu, triton, tilelang"),
-        (("--require", "gpu", "--device", "cpu"), "--require gpu: this run uses no GPU"),
+        ({"case": ["no-such-case"]}, "--case no-such-case: unknown"),
+        ({"op": ["colapse"]}, "--op colapse: unknown, expected one of expand, collapse"),
+        ({"tp": [3]}, "--tp 3: unknown, expected one of 1, 2, 4, 8"),
+        ({"backend": ["cuda"]}, "--backend cuda: unknown, expected one of oracle"),
+        ({"impl": ["collapse=missing.py:f"]}, "there is no file missing.py"),
+        ({"require": ["moon"]}, "--require moon: unknown, expected one of gpu, triton, tilelang"),
+        ({"require": ["gpu"]}, "--require gpu: this run uses no GPU"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_one_sentence_and_status_4(arguments: tuple[str, ...], words: str) -> None:
-    text = run(*arguments, expect=4)
-    assert words in text
-    assert "Traceback" not in text
+def test_what_was_asked_wrongly_is_named(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        session(**options)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_options_select_trials() -> None:
+    trials = list(session(op=["collapse"], tp=[8], backend=["oracle"]).trials())
+    assert {(trial.case.op, trial.backend, trial.tp) for trial in trials} == {("collapse", "oracle", 8)}
+    assert [trial.case.name for trial in session(case=[CASE], tp=[1], backend=["oracle"]).trials()] == [CASE]
+
+
+def test_a_users_function_is_judged_alone_and_only_on_its_op() -> None:
+    own = session(impl=["stream_mean=oracle.streams:stream_mean"])
+    assert {(trial.case.op, trial.backend) for trial in own.trials()} == {("stream_mean", "impl-stream_mean")}
+    assert {op for _, op, _ in own.laws()} == {"stream_mean"}
+
+
+def test_laws_are_left_out_when_a_case_is_asked_for() -> None:
+    assert not list(session(case=[CASE]).laws())
+    assert list(session(op=["collapse"], backend=["oracle"]).laws())

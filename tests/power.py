@@ -1,0 +1,111 @@
+"""What the cases can see: for each class of wrong kernel one case that catches it, and what random data would see.
+
+`./run power` prints the table. `tests/test_mutants.py` holds it to be true.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cases.load import load_all
+from cases.schema import Case
+from tests.judge import Failure, judge
+from tests.mutants import MUTANTS
+
+
+@dataclass(frozen=True)
+class Flagship:
+    """A class of fault, planted in one op, and the case that catches it at ``tp`` ranks.
+
+    ``random_sees`` records whether the same case with ordinary normal inputs, packed, catches it as well.
+    """
+
+    kind: str
+    op: str
+    case: str
+    random_sees: bool
+    tp: int = 1
+
+
+FLAGSHIPS = (
+    Flagship("truncating-store", "collapse", "collapse-ties", True),
+    Flagship("round-half-up", "collapse", "collapse-ties", False),
+    Flagship("fma-contraction", "collapse", "collapse-order-cancelling", False),
+    Flagship("reversed-order", "collapse", "collapse-order-cancelling", False),
+    Flagship("pairwise-order", "collapse", "collapse-order-cancelling", False),
+    Flagship("fma-contraction", "post", "post-order-cancelling", False),
+    Flagship("sublayer-added-last", "post", "post-order-cancelling", False),
+    Flagship("comb-transposed", "post", "post-permutation", True),
+    Flagship("post-rounding-dropped", "draft_tail", "draft-tail-keeps-rounding", True),
+    Flagship("negative-zero-lost", "post", "post-keeps-negative-zero", False),
+    Flagship("negative-zero-lost", "collapse", "collapse-negative-zero", False),
+    Flagship("subnormal-flushed", "collapse", "collapse-subnormal-products", False),
+    Flagship("nan-lost", "collapse", "collapse-inf-nan", False),
+    Flagship("offset-32bit", "collapse", "collapse-far-offsets", False),
+    Flagship("strides-ignored", "post", "aiter-5292-post-strided-mixes", False),
+    Flagship("tail-column-unwritten", "collapse", "collapse-width-h1025", True),
+    Flagship("hc-mult-fixed", "post", "vllm-52737-post-n2", True),
+    Flagship("mean-by-reciprocal", "stream_mean", "mean-streams-n3", False),
+    Flagship("pad-row-read", "collapse", "grid-collapse-t03", True, tp=2),
+    Flagship("rank-off-by-one", "collapse", "grid-collapse-t03", True, tp=2),
+    Flagship("token-dropped", "collapse", "veomni-1139-collapse-t56700", True, tp=8),
+    Flagship("trim-forgotten", "collapse", "grid-collapse-t03", True, tp=2),
+    Flagship("layout-guessed", "collapse", "vllm-50691-collapse-t1-tp2", True, tp=2),
+    Flagship("side-input-unsharded", "collapse", "local-vllm-623-collapse-side-input", True, tp=4),
+    Flagship("scaled-by-ranks", "post", "vllm-48763-post-unit-scale", True, tp=4),
+)
+
+
+def on_random_inputs(case: Case) -> Case:
+    """The same situation with ordinary normal data, packed, in place of the case's own inputs."""
+    document = case.model_dump(by_alias=True, exclude_unset=True, mode="json", exclude={"expected", "history"})
+    optional = {argument.name for argument in case.spec.arguments if argument.optional}
+    given = document.get("inputs", {}).get("arguments", {})
+    document["inputs"] = {"arguments": {name: {"recipe": "normal"} for name in given if name in optional}}
+    return Case.model_validate(document)
+
+
+def caught(flagship: Flagship, case: Case) -> list[Failure] | str:
+    """The failures of the flagship's mutant on a case, or what it raised."""
+    mutant = MUTANTS[flagship.kind, flagship.op]
+    try:
+        return judge(case, mutant.implementation, flagship.tp, pipeline=mutant.pipeline)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+
+
+def main() -> int:
+    """Print the table; return 1 when a flagship's case does not catch its mutant."""
+    cases = {case.name: case for case in load_all()}
+    rows = [("wrong kernel", "op", "case", "tp", "values that differ", "with random data")]
+    missed = False
+    for flagship in FLAGSHIPS:
+        case = cases[flagship.case]
+        own, random = (_told(caught(flagship, one)) for one in (case, on_random_inputs(case)))
+        missed |= own == "none"
+        rows.append((flagship.kind, flagship.op, flagship.case, str(flagship.tp), own, random))
+    print("\n".join(_aligned(rows)))
+    return int(missed)
+
+
+def _told(failures: list[Failure] | str) -> str:
+    if isinstance(failures, str):
+        return "refused"
+    if not failures:
+        return "none"
+    counted = [failure.comparison for failure in failures if failure.comparison is not None]
+    if any(comparison.faults for comparison in counted):
+        return "wrong shape"
+    return f"{sum(one.mismatching for one in counted)} of {sum(one.total for one in counted)}"
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    table = list(rows)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
