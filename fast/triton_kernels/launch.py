@@ -22,6 +22,9 @@ from fast.triton_kernels.numerics import INTERPRETED
 INTERPRETED_ELEMENTS = 1 << 17
 COMPILED_COLUMNS = 1024
 
+# How every launch compiles its kernel; what is compiled to be read compiles the same.
+OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": False}
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -85,7 +88,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, warps: int = 4, **con
     if 0 in grid:
         return
     with _on_device_of(args[0]):
-        kernel[grid](*args, **constants, num_warps=warps, enable_fp_fusion=False)
+        kernel[grid](*args, **constants, num_warps=warps, **OPTIONS)
 
 
 @contextlib.contextmanager
