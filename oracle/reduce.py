@@ -21,9 +21,9 @@ SEGMENT = 512
 CONTRACT_DOT = Dot(lanes=LANES, segment=SEGMENT)
 CONTRACT_SUM = WeightedSum()
 
-# Elements of one accumulator; a step of it needs about six fp64 copies and is fastest while they stay in
-# the cache.
-_CHUNK = 1 << 16
+# Elements of one accumulator: on a CPU as many as leave its dozen temporaries in the cache, on a GPU enough
+# to fill it. The chunks of tokens that follow from it bound the memory and change no bit.
+_CPU_CHUNK, _GPU_CHUNK = 1 << 16, 1 << 24
 
 
 def index_sum(terms: Sequence[Tensor], order: Order = "ascending") -> Tensor:
@@ -36,9 +36,7 @@ def index_sum(terms: Sequence[Tensor], order: Order = "ascending") -> Tensor:
     return total
 
 
-def weighted_sum(
-    weights: Sequence[Tensor], values: Sequence[Tensor], rule: WeightedSum = CONTRACT_SUM
-) -> Tensor:
+def weighted_sum(weights: Sequence[Tensor], values: Sequence[Tensor], rule: WeightedSum = CONTRACT_SUM) -> Tensor:
     """Return the fp32 sum of weights[i] * values[i] over i, in the order and with the roundings of `rule`.
 
     Each weight broadcasts against its value; all are fp32.
@@ -139,7 +137,8 @@ def _by_tokens(streams: Tensor, fn: Tensor | None, rule: Dot) -> Tensor:
     positions, used = _positions(hidden, rule, streams.device)
     weights = None if fn is None else fn[:, :, positions]
     result = torch.empty(tokens, outputs, dtype=torch.float32, device=streams.device)
-    step = max(1, _CHUNK // (outputs * positions[0].numel()))
+    room = _CPU_CHUNK if streams.device.type == "cpu" else _GPU_CHUNK
+    step = max(1, room // (outputs * positions[0].numel()))
     for first in range(0, tokens, step):
         chunk = slice(first, first + step)
         result[chunk] = _sum_chunk(streams[chunk], weights, positions, used, rule)
@@ -158,9 +157,7 @@ def _positions(hidden: int, rule: Dot, device: torch.device) -> tuple[Tensor, Te
     return position.clamp(max=hidden - 1), (inside < length) & (position < hidden)
 
 
-def _sum_chunk(
-    streams: Tensor, weights: Tensor | None, positions: Tensor, used: Tensor, rule: Dot
-) -> Tensor:
+def _sum_chunk(streams: Tensor, weights: Tensor | None, positions: Tensor, used: Tensor, rule: Dot) -> Tensor:
     outputs = 1 if weights is None else weights.shape[0]
     lanes = streams.new_zeros(streams.shape[0], outputs, *positions.shape[1:])
     for block, (position, exists) in enumerate(zip(positions, used, strict=True)):

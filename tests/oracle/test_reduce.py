@@ -167,7 +167,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     streams, fn = wide(5, 7, 2, 70), wide(6, 3, 2, 70)
     whole = reduce.pinned_dot(streams, fn)
     for tokens in (1, 3, 7):
-        monkeypatch.setattr(reduce, "_CHUNK", tokens * 3 * 128)
+        monkeypatch.setattr(reduce, "_CPU_CHUNK", tokens * 3 * 128)
         assert exact.differing(reduce.pinned_dot(streams, fn), whole) == 0
 
 
