@@ -132,8 +132,9 @@ def store_layer_input(
 
 @triton.jit(do_not_specialize=["tokens", "rows"])
 def epilogue_kernel(
-    partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, layer_input, norm_weight, tokens, columns, segments, rows,
-    iters, numel, rms_eps, pre_eps, sinkhorn_eps, post_mult, norm_eps, scale_o, base_o,
+    partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, layer_input, norm_weight, tokens, columns,
+    segments: tl.constexpr, rows, iters: tl.constexpr, numel, rms_eps, pre_eps, sinkhorn_eps, post_mult, norm_eps,
+    scale_o, base_o,
     pre_t, pre_n, post_t, post_n, comb_t, comb_i, comb_k, layer_t, layer_h, weight_h,
     NORM: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
     SCALE_T: tl.constexpr, SCALE_H: tl.constexpr,
@@ -162,7 +163,8 @@ def epilogue_kernel(
 
 @device
 def store_block_coefficients(
-    partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, t, tokens, segments, step, iters, numel,
+    partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, t, tokens, segments: tl.constexpr, step,
+    iters: tl.constexpr, numel,
     rms_eps, pre_eps, sinkhorn_eps, post_mult, scale_o, base_o, pre_t, pre_n, post_t, post_n, comb_t, comb_i, comb_k,
     n: tl.constexpr, width: tl.constexpr, block_t: tl.constexpr,
 ):  # fmt: skip
@@ -495,9 +497,10 @@ def _epilogue_spec(n: int, norm: bool) -> Spec:
         f"partial:fp32 hc_scale:fp32 hc_base:fp32 pre_mix:fp32 post_mix:fp32 comb_mix:fp32 {bf16}",
         {
             **absent, "NORM": norm, "N": n, "WIDTH": power_of_two(n), "BLOCK_T": token_block(1, n),
+            "segments": 10, "iters": 20,
             "SCALE_T": tile.tokens, "SCALE_H": tile.columns,
         },
         unit=("scale_o", "base_o", "pre_n", "post_n", "comb_k", "layer_h", "weight_h"),
-        odd=("tokens", "segments", "rows", "iters", "pre_t", "post_t", "comb_t", "comb_i"),
+        odd=("tokens", "rows", "pre_t", "post_t", "comb_t", "comb_i"),
         floats=("numel", "rms_eps", "pre_eps", "sinkhorn_eps", "post_mult", "norm_eps"), warps=1, separate=False,
     )  # fmt: skip

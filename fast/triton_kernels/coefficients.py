@@ -60,7 +60,7 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def sum_kernel(
-    partial, sums, squares, tokens, segments, outputs, sums_t, sums_o, squares_t,
+    partial, sums, squares, tokens, segments: tl.constexpr, outputs, sums_t, sums_o, squares_t,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
@@ -94,7 +94,7 @@ def mixes_kernel(
 
 
 @device
-def sinkhorn_of(logits, iters, eps, n: tl.constexpr, block_t: tl.constexpr, width: tl.constexpr):
+def sinkhorn_of(logits, iters: tl.constexpr, eps, n: tl.constexpr, block_t: tl.constexpr, width: tl.constexpr):
     """The mixing matrix of each token from logits [tokens, width, width], of which n * n are real.
 
     Padded entries are computed like any other and read by none: sums and maxima take the first n entries only.
@@ -118,7 +118,7 @@ def divide_columns(comb, eps, n: tl.constexpr, block_t: tl.constexpr, width: tl.
 
 @triton.jit(do_not_specialize=["tokens"])
 def sinkhorn_kernel(
-    logits, comb_mix, tokens, iters, eps, logits_t, logits_i, logits_k, comb_t, comb_i, comb_k,
+    logits, comb_mix, tokens, iters: tl.constexpr, eps, logits_t, logits_i, logits_k, comb_t, comb_i, comb_k,
     N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)[:, None, None]
@@ -151,7 +151,8 @@ def post_mix_of(logits, factor):
 @device
 def store_coefficients(
     pre, post, comb, hc_scale, hc_base, scale_o, base_o, pre_mix, post_mix, comb_mix, pre_n, post_n, comb_i, comb_k,
-    there, iters, pre_eps, sinkhorn_eps, post_mult, n: tl.constexpr, block_t: tl.constexpr, width: tl.constexpr,
+    there, iters: tl.constexpr, pre_eps, sinkhorn_eps, post_mult,
+    n: tl.constexpr, block_t: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Turn mixes into coefficients and store them at the pointers of each token.
 
@@ -174,7 +175,8 @@ def store_coefficients(
 
 @triton.jit(do_not_specialize=["tokens"])
 def coefficients_kernel(
-    mixes, hc_scale, hc_base, pre_mix, post_mix, comb_mix, tokens, iters, pre_eps, sinkhorn_eps, post_mult,
+    mixes, hc_scale, hc_base, pre_mix, post_mix, comb_mix, tokens, iters: tl.constexpr,
+    pre_eps, sinkhorn_eps, post_mult,
     mixes_t, mixes_o, scale_o, base_o, pre_t, pre_n, post_t, post_n, comb_t, comb_i, comb_k,
     N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -389,14 +391,14 @@ def _project_spec(n: int, tokens: int) -> Spec:
 
 def _small_specs(n: int) -> list[Spec]:
     width = power_of_two(n)
-    constants = {"N": n, "WIDTH": width, "BLOCK_T": max(1, COMPILED_ENTRIES // width**2)}
+    constants = {"N": n, "WIDTH": width, "BLOCK_T": max(1, COMPILED_ENTRIES // width**2), "iters": 20}
     tile = {"BLOCK_T": 1, "BLOCK_H": power_of_two(n * (n + 2) + 1)}
-    sizes = ("tokens", "segments", "outputs", "columns", "iters")
+    sizes = ("tokens", "outputs", "columns")
     steps = ("mixes_t", "pre_t", "post_t", "comb_t", "comb_i", "logits_t", "logits_i", "sums_t")
     odd = (*sizes, *steps)
     return [
         spec(
-            f"sum n={n}", sum_kernel, "partial:fp32 sums:fp32 squares:fp32", tile,
+            f"sum n={n}", sum_kernel, "partial:fp32 sums:fp32 squares:fp32", {**tile, "segments": 10},
             unit=("sums_o", "squares_t"), odd=odd, warps=1,
         ),
         spec(

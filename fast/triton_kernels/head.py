@@ -19,7 +19,7 @@ from fast.triton_kernels.reduce import segment_sum
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_kernel(
-    partial, hc_scale, hc_base, pre_mix, tokens, segments, numel, rms_eps, pre_eps, base_o,
+    partial, hc_scale, hc_base, pre_mix, tokens, segments: tl.constexpr, numel, rms_eps, pre_eps, base_o,
     N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
@@ -75,8 +75,8 @@ def specs() -> list[Spec]:
     return [
         spec(
             f"head_gate n={n}", gate_kernel, "partial:fp32 hc_scale:fp32 hc_base:fp32 pre_mix:fp32",
-            {"N": n, "WIDTH": power_of_two(n), "BLOCK_T": 64 // power_of_two(n) ** 2}, unit=("base_o",),
-            odd=("tokens", "segments"), floats=("numel", "rms_eps", "pre_eps"), warps=1, separate=False,
+            {"N": n, "WIDTH": power_of_two(n), "BLOCK_T": token_block(1, n), "segments": 10}, unit=("base_o",),
+            odd=("tokens",), floats=("numel", "rms_eps", "pre_eps"), warps=1, separate=False,
         )
         for n in (1, 4, 8)
     ]  # fmt: skip

@@ -73,8 +73,8 @@ def collapse_squares_kernel(
 
 @device
 def store_normed(
-    hidden, norm_weight, squares, out, t, h, tokens, columns, segments, step, eps, hidden_t, hidden_h, weight_h, out_t,
-    out_h,
+    hidden, norm_weight, squares, out, t, h, tokens, columns, segments: tl.constexpr, step, eps,
+    hidden_t, hidden_h, weight_h, out_t, out_h,
 ):  # fmt: skip
     """bf16((y * r) * weight) for a tile of tokens and columns; squares are the pointers to each token's first segment.
 
@@ -90,7 +90,8 @@ def store_normed(
 
 @triton.jit(do_not_specialize=["tokens"])
 def scale_kernel(
-    hidden, norm_weight, partial, out, tokens, columns, segments, eps, hidden_t, hidden_h, weight_h, out_t, out_h,
+    hidden, norm_weight, partial, out, tokens, columns, segments: tl.constexpr, eps,
+    hidden_t, hidden_h, weight_h, out_t, out_h,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
@@ -196,7 +197,8 @@ def specs() -> list[Spec]:
         ),
         spec(
             "scale", scale_kernel, "hidden:bf16 norm_weight:bf16 partial:fp32 out:bf16",
-            {"BLOCK_T": 1, "BLOCK_H": COMPILED_COLUMNS}, unit=("hidden_h", "weight_h", "out_h"), odd=odd,
+            {"BLOCK_T": 1, "BLOCK_H": COMPILED_COLUMNS, "segments": 10},
+            unit=("hidden_h", "weight_h", "out_h"), odd=odd,
             floats=("eps",), separate=False,
         ),
     ]  # fmt: skip

@@ -187,7 +187,7 @@ def store_squares(
 
 
 @device
-def segment_sum(pointer, step, segments, mask):
+def segment_sum(pointer, step, segments: tl.constexpr, mask):
     """The values at `pointer` and each `step` further, one a segment, added in ascending order from +0."""
     total = tl.full(pointer.shape, 0.0, tl.float32)
     for s in range(segments):
