@@ -191,8 +191,8 @@ class Layers:
 
     def gathered(self, streams: Streams) -> Streams:
         """Gather streams and, in V4.1, the pre-mix that collapses them: two collectives, n rows a token."""
-        pre_mix = None if streams.pre_mix is None else self.rows.full(streams.pre_mix)
-        return Streams(self.rows.full(streams.residual), pre_mix)
+        residual = self.rows.full(streams.residual)
+        return Streams(residual, None if streams.pre_mix is None else self.rows.full(streams.pre_mix))
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Return the norm of a stack's output, which only the logits are made of."""

@@ -126,7 +126,7 @@ class MtpBuffer:
         """Return the streams [T, n, H] of this step. Raises ValueError when the step did not fill the buffer."""
         if self.tokens is None:
             raise ValueError("the MTP buffer was not filled in this step, so it must not be read")
-        return self.tensor[: self.tokens].view(self.tokens, streams, -1)
+        return self.tensor[: self.tokens].view(self.tokens, streams, self.tensor.shape[1] // streams)
 
 
 def slot(index: int) -> str:

@@ -217,16 +217,16 @@ class Outcome:
 
 
 def execute(
-    c: Combination, kernels: Kernels = of_oracle, schedule: Schedule | None = None, group_type: Any = None
+    c: Combination, kernels: Kernels = of_oracle, schedule: Schedule | None = None, device: str = "cpu"
 ) -> Outcome:
     """Run every stage in turn on simulated ranks; an error ends the run and is kept."""
     outcome, chosen = Outcome(), schedule or Schedule()
     received: list[dict[str, Tensor]] | None = None
     try:
         for stage in chosen.stages(c.model, c.pp, c.borders):
-            steps = _run_stage(c, stage, received, kernels, chosen, outcome, group_type)
+            steps = _run_stage(c, stage, received, kernels, chosen, outcome, device)
             if not stage.last:
-                received = [handed_over(step.sent, stage, c) for step in steps]
+                received = [handed_over(step.sent, stage, c, device) for step in steps]
     except (RankError, ValueError, RuntimeError) as error:
         outcome.error = error
     return outcome
@@ -239,16 +239,14 @@ def _run_stage(
     kernels: Kernels,
     schedule: Schedule,
     outcome: Outcome,
-    group_type: Any,
+    device: str,
 ) -> list[Step]:
     traces = [RankTrace() for _ in range(c.tp)]
     outcome.traces.append(traces)
 
     def body(group: SimulatedGroup) -> Step:
-        wrapped = group if group_type is None else group_type(group)
-        return run_rank(
-            c, stage, wrapped, traces[group.rank], kernels, schedule, None if received is None else received[group.rank]
-        )
+        given = None if received is None else received[group.rank]
+        return run_rank(c, stage, group, traces[group.rank], kernels, schedule, given, device)
 
     run = simulate(c.tp, body)
     outcome.logs.append(run.log)
@@ -295,11 +293,11 @@ def run_rank(
     return step
 
 
-def handed_over(sent: dict[str, Tensor], stage: Stage, c: Combination) -> dict[str, Tensor]:
+def handed_over(sent: dict[str, Tensor], stage: Stage, c: Combination, device: str) -> dict[str, Tensor]:
     """What the next stage receives: every aux slot it expects, poison where nothing was sent."""
     following = [s for s in stages(c.model, c.pp, c.borders) if s.start == stage.end]
     slots = [slot(i) for i in range(len(following[0].upstream()))]
-    poison = {name: poisoned((c.tokens, c.hidden_size)) for name in slots}
+    poison = {name: poisoned((c.tokens, c.hidden_size), device) for name in slots}
     return poison | sent
 
 
