@@ -95,9 +95,9 @@ def parameters(case_params: Mapping[str, object]) -> dict[str, object]:
     return params
 
 
-def digests(case: Case) -> dict[str, str]:
-    """The digests of the oracle's outputs for a case, by output name, as `python -m cases bless` writes them."""
-    outputs = _reference(case, None, case.tokens)
+def digests(case: Case, device: str = "cpu") -> dict[str, str]:
+    """The digests of the oracle's outputs, computed on a device, by output name: what `python -m cases bless` has."""
+    outputs = _reference(case, None, case.tokens, device)
     return {spec.name: digest(output) for spec, output in zip(case.spec.outputs, outputs, strict=True)}
 
 
@@ -111,17 +111,21 @@ def _build_from(document: str) -> Inputs:
     return build(Case.model_validate_json(document))
 
 
-def _reference(case: Case, fill: PadFill | None, rows: int) -> Outputs:
-    """The oracle's outputs for the whole batch of ``rows`` rows, those past T filled with the pad fill."""
-    return _reference_from(case.model_dump_json(by_alias=True), fill, rows)
+def _reference(case: Case, fill: PadFill | None, rows: int, device: str) -> Outputs:
+    """The oracle's outputs for the whole batch of ``rows`` rows, those past T filled with the pad fill.
+
+    On a GPU the oracle runs there too, for speed; that it gives the CPU's bits is what its digests are for.
+    """
+    return _reference_from(case.model_dump_json(by_alias=True), fill, rows, device)
 
 
 @functools.lru_cache(maxsize=16)
-def _reference_from(document: str, fill: PadFill | None, rows: int) -> Outputs:
+def _reference_from(document: str, fill: PadFill | None, rows: int, device: str) -> Outputs:
     case = Case.model_validate_json(document)
     inputs = built(case)
     tensors = {name: _extend(case.spec, name, tensor, fill, rows) for name, tensor in inputs.tensors.items()}
-    return of_oracle(case.op)(tensors, parameters(inputs.params))
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return tuple(output.cpu() for output in of_oracle(case.op)(placed, parameters(inputs.params)))
 
 
 def _extend(op: Op, name: str, tensor: torch.Tensor, fill: PadFill | None, rows: int) -> torch.Tensor:
@@ -142,7 +146,7 @@ def _run(
     calls = [guarded_call(case, implementation, tensors, inputs.params, device) for tensors in rank_inputs]
     failures = [Failure(schedule, "", violation=text) for call in calls for text in call.violations]
     rows = case.tokens if gathers_first else schedule.layout.padded_tokens
-    expected = _reference(case, None if gathers_first else schedule.fill, rows)
+    expected = _reference(case, None if gathers_first else schedule.fill, rows, device)
     for index, spec in enumerate(case.spec.outputs):
         shards = [call.outputs[index].cpu() for call in calls]
         joined = _join(shards, schedule, spec.dims[0] == "T", gathers_first, pipeline)
