@@ -112,11 +112,11 @@ def fma(a, b, c):
     """a * b + c with a single fp32 rounding."""
     if EXACT_FMA:
         return tl.fma(a, b, c)
-    return _fma_to_odd(a, b, c)
+    return fma_to_odd(a, b, c)
 
 
 @device
-def _fma_to_odd(a, b, c):
+def fma_to_odd(a, b, c):
     """The product is exact in fp64 and the sum is rounded to odd there, so that the last rounding is the only one."""
     product = _double(a) * _double(b)
     addend = _double(c)
