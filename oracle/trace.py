@@ -15,6 +15,7 @@ from torch import Tensor
 from oracle.arith import bits, round_bf16, widen
 from oracle.compare import POISON
 from oracle.model import Trace
+from oracle.ranks import some_ranks
 from oracle.sp import SpLayout
 
 # The outputs of these are masked or padded with +0, and a pad row that is not may enter a later reduction.
@@ -44,17 +45,17 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Finding:
-    """One state that a rank got wrong; stage and rank are None where it is nobody's alone."""
+    """One state that some ranks of a stage got wrong, in the same way; no stage or ranks where it is nobody's alone."""
 
     state: str
     problem: str
     stage: int | None = None
-    rank: int | None = None
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        named = {"stage": self.stage, "rank": self.rank}
-        place = ", ".join(f"{name} {number}" for name, number in named.items() if number is not None)
-        return f"{self.state} ({place}): {self.problem}" if place else f"{self.state}: {self.problem}"
+        place = [] if self.stage is None else [f"stage {self.stage}"]
+        place += [some_ranks(self.ranks)] if self.ranks else []
+        return f"{self.state} ({', '.join(place)}): {self.problem}" if place else f"{self.state}: {self.problem}"
 
 
 def differences(
@@ -67,19 +68,28 @@ def differences(
     """
     found: list[Finding] = []
     for name, expected in plain.states.items():
-        found += _state(plain, name, expected, stages, layout, ended)
+        found += _merged(_state(plain, name, expected, stages, layout, ended))
         if name == LAST_OF_TARGET and (ended or any(trace.aux for trace in stages[-1])):
-            found += _aux(plain, stages[-1])
-    return found + list(_unknown(plain, stages))
+            found += _merged(_aux(plain, stages[-1]))
+    return found + _merged(_unknown(plain, stages))
 
 
 def report(title: str, findings: Sequence[Finding]) -> str:
     """Return the findings as text, the cause first."""
     if not findings:
         return f"{title}: every state has the bits of the plain schedule"
-    lines = [f"{title}: {len(findings)} states differ from the plain schedule; the first is the cause"]
-    lines += [f"  {finding}" for finding in findings[:LISTED]]
+    count = f"{len(findings)} findings, of which the first is the cause" if len(findings) > 1 else "1 finding"
+    lines = [f"{title}: {count}", *(f"  {finding}" for finding in findings[:LISTED])]
     return "\n".join(lines + ([f"  and {len(findings) - LISTED} more"] if len(findings) > LISTED else []))
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Join what several ranks of a stage have in common."""
+    ranks: dict[tuple[str, str, int | None], tuple[int, ...]] = {}
+    for finding in findings:
+        key = (finding.state, finding.problem, finding.stage)
+        ranks[key] = ranks.get(key, ()) + finding.ranks
+    return [Finding(*key, who) for key, who in ranks.items()]
 
 
 def _state(
@@ -96,15 +106,15 @@ def _state(
         else:
             problem = _problem(plain, name, expected, *trace.states[name], layout, rank, len(stages[owners[0]]))
         if problem:
-            yield Finding(name, problem, owners[0], rank)
+            yield Finding(name, problem, owners[0], (rank,))
 
 
 def _unknown(plain: Trace, stages: Sequence[Sequence[RankTrace]]) -> Iterable[Finding]:
     for number, ranks in enumerate(stages):
         for rank, trace in enumerate(ranks):
-            yield from (Finding(n, "computed twice", number, rank) for n in trace.again)
+            yield from (Finding(n, "computed twice", number, (rank,)) for n in trace.again)
             unknown = (n for n in trace.states if n not in plain.states)
-            yield from (Finding(n, "no state of the plain schedule", number, rank) for n in unknown)
+            yield from (Finding(n, "no state of the plain schedule", number, (rank,)) for n in unknown)
 
 
 def _problem(
@@ -158,7 +168,7 @@ def explained(plain: Trace, name: str, got: Tensor, expected: Tensor, held: Held
         return _form(got, tuple(expected.shape), expected.dtype, held.layout)
     got = got.cpu()
     return (
-        _poison(got, expected)
+        _poison(plain, name, got, expected, held)
         or _scaled(got, expected, held.tp)
         or _other_rows(plain, name, got, held)
         or _other_state(plain, name, got, held)
@@ -172,14 +182,17 @@ def _form(got: Tensor, shape: tuple[int, ...], dtype: torch.dtype, layout: SpLay
     return text + (": pad rows were not trimmed" if untrimmed else "")
 
 
-def _poison(got: Tensor, expected: Tensor) -> str | None:
+def _poison(plain: Trace, name: str, got: Tensor, expected: Tensor, held: Held) -> str | None:
     if got.dtype != torch.bfloat16:
         return None
     pattern = POISON[torch.bfloat16]
-    held, wanted = int((bits(got) == pattern).sum()), int((bits(expected) == pattern).sum())
-    if held > wanted:
-        return f"holds poison in {held - wanted} of {got.numel()} values: memory that this step did not write was read"
-    return f"was written in {wanted - held} values that this step must leave alone" if held < wanted else None
+    left, wanted = int((bits(got) == pattern).sum()), int((bits(expected) == pattern).sum())
+    if left > wanted:
+        return f"holds poison in {left - wanted} of {got.numel()} values: memory that this step did not write was read"
+    if left == wanted:
+        return None
+    what = _other_state(plain, name, got, held) or "holds unknown values"
+    return f"was written in {wanted - left} values that this step must leave alone: {what}"
 
 
 def _scaled(got: Tensor, expected: Tensor, tp: int) -> str | None:
@@ -220,7 +233,7 @@ def _aux(plain: Trace, ranks: Sequence[RankTrace]) -> Iterable[Finding]:
     for rank, trace in enumerate(ranks):
         problem = _aux_problem(plain, trace.aux)
         if problem:
-            yield Finding("aux states", problem, rank=rank)
+            yield Finding("aux states", problem, ranks=(rank,))
 
 
 def _aux_problem(plain: Trace, got: Sequence[Tensor]) -> str | None:

@@ -466,7 +466,7 @@ BUGS = (
         Schedule(target=GuardForgetsRemoteAux),
         Combination(V4, aux_ids=(0, 1), pp=2, buffer=True),
         "mtp buffer",
-        "values that this step must leave alone",
+        "values that this step must leave alone: holds final streams instead",
         "vllm-project/vllm pull 55575",
     ),
     PlantedBug(
@@ -474,7 +474,7 @@ BUGS = (
         Schedule(target=GuardForgetsAux),
         sharded(4, 9, aux_ids=(4,), buffer=True),
         "mtp buffer",
-        "values that this step must leave alone",
+        "values that this step must leave alone: holds final streams instead",
         "vllm-project/vllm pull 55575",
     ),
     PlantedBug(
@@ -598,7 +598,7 @@ BUGS = (
         "ids not sharded",
         Schedule(rows=IdsNotSharded),
         sharded(4, 9),
-        "token ids (stage 0, rank 1)",
+        "token ids (stage 0, ranks 1, 2)",
         "holds the rows of rank 0",
         "local-inference-lab/vllm pull 623",
     ),
@@ -606,7 +606,7 @@ BUGS = (
         "mask not sharded",
         Schedule(rows=MaskNotSharded),
         sharded(4, 8, padded_slots=3),
-        "padding mask (stage 0, rank 2)",
+        "padding mask (stage 0, ranks 2, 3)",
         "holds the rows of rank 0",
     ),
     PlantedBug(
