@@ -16,12 +16,13 @@ import pytest
 import torch
 
 import fast
+import oracle
 from fast.model import Kernels
 from fast.rows import Parallel
 from fast.stages import AuxStates, MtpBuffer, Stage, stages, wanted_states
 from oracle.model import poisoned
 from oracle.trace import same
-from tests.stream_model import Combination, Outcome, RowMemo, execute, plain_of, verdict
+from tests.stream_model import Combination, Outcome, RowMemo, batch_for, execute, plain_of, verdict, weights_for
 from tests.toy_model import Toy
 
 VERSIONS = ("v4", "v4.1")
@@ -137,18 +138,56 @@ def run_on(backend: str, c: Combination, device: str) -> Outcome:
     return execute(c, kernels, device=device)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["triton", "tilelang"])
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("place", ["one rank", "two ranks", "two stages"])
-def test_the_fused_schedule_on_a_backend(backend: str, version: str, place: str, device: str) -> None:
-    """Catches a kernel that is right by itself and wrong in a schedule: T = 0 and padding, carried mixes, captures."""
+def test_the_fused_schedule_on_a_backend(backend: str, version: str, device: str) -> None:
+    """Catches a kernel that is right by itself and wrong in a schedule: padding, carried mixes, captures, seams.
+
+    One test a version, as a first run compiles some twenty kernels, which all of its combinations then use.
+    """
     one = Combination(version, layers=2, aux_ids=(0, 1), draft_layers=1, tokens=3)
-    c = {
-        "one rank": one,
-        "two ranks": replace(one, tp=2, sharded=True, tokens=1),
-        "two stages": replace(one, pp=2, tokens=2, engram=(1,)),
-    }[place]
-    assert verdict(c, run_on(backend, c, device)) == ""
+    spread = [
+        one,
+        replace(one, tp=2, sharded=True, tokens=1, tail="gather_first"),
+        replace(one, pp=2, tokens=2, engram=(1,)),
+        replace(one, aux_ids=(), buffer=True, tokens=0),
+    ]
+    wrong = [text for c in spread if (text := verdict(c, run_on(backend, c, device)))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_plain_schedule_follows_the_rules(version: str) -> None:
+    """Catches a wrong plain page, which no comparison with it can find: its values are joined again from its states.
+
+    Aux states by each version's rule and before an injection, the pre-mix that a collapse takes, the end of the model.
+    """
+    c = Combination(version, layers=3, aux_ids=(2, 1), engram=(1,), draft_layers=1)
+    states, aux = plain_of(c).states, plain_of(c).aux
+    entering = [states[f"layer {layer} entry streams"] for layer in range(3)] + [states["final streams"]]
+    after = 1 if version == "v4" else 0
+    assert all(same(aux[place], oracle.stream_mean(entering[layer + after])) for place, layer in enumerate((2, 1)))
+    assert same(entering[0], oracle.expand(c.sublayers.embed(batch_for(c).ids), c.hc_mult))
+    x, mixes = states["layer 1 ffn output"], [states[f"layer 1 ffn {mix}"] for mix in ("post_mix", "comb_mix")]
+    assert same(entering[2], oracle.post(x, states["layer 1 ffn streams"], *mixes))
+    assert not same(states["layer 1 injected streams"], entering[1])
+    assert same(states["draft joined aux"], torch.cat(aux, 1))
+
+
+def test_the_plain_schedule_carries_the_pre_mix() -> None:
+    """Catches a V4.1 page that collapses with a sublayer's own pre-mix, or ends with the attention's."""
+    c = Combination("v4.1", layers=3, aux_ids=(2, 1), engram=(1,), draft_layers=1)
+    states, target = plain_of(c).states, weights_for(c).target
+    steps = [
+        ("layer 2 attention", "layer 2 entry streams", "layer 1 ffn", target.attention[2]),
+        ("layer 2 ffn", "layer 2 ffn streams", "layer 2 attention", target.ffn[2]),
+    ]
+    for place, streams, before, w in steps:
+        collapsed = oracle.collapse(states[streams], states[f"{before} next_pre_mix"])
+        assert same(states[f"{place} input"], oracle.norm(collapsed, w.norm_weight, norm_eps=c.model.config.norm_eps))
+    final = oracle.collapse(states["final streams"], states["layer 2 ffn next_pre_mix"])
+    assert same(states["final hidden"], final)
 
 
 def counting(kernels: Kernels, calls: Counter[str]) -> Kernels:
