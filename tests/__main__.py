@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout", "torch": "torch"}
-PARALLEL = ("-n", "auto", "--dist", "loadgroup")
+# Plain "load" keeps neighbours together, so a case's trials share its inputs; the grouping schedulers of xdist end the
+# whole run when a worker dies, and a kernel that kills its process must stay one verdict among others.
+PARALLEL = ("-n", "auto", "--dist", "load")
 OWN_PARALLELISM = ("-n", "--numprocesses", "-pno:xdist", "no:xdist", "--pdb", "--trace")
 
 

@@ -165,13 +165,10 @@ def versions() -> dict[str, str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     session = metafunc.config.stash[SESSION]
     if "trial" in metafunc.fixturenames:
-        trials = [pytest.param(t, id=t.id, marks=pytest.mark.xdist_group(t.case.name)) for t in session.trials()]
+        trials = [pytest.param(trial, id=trial.id) for trial in session.trials()]
         metafunc.parametrize("trial", trials)
     if "law" in metafunc.fixturenames:
-        laws = [
-            pytest.param(*names, id=":".join(names), marks=pytest.mark.xdist_group("-".join(names[1:])))
-            for names in session.laws()
-        ]
+        laws = [pytest.param(*names, id=":".join(names)) for names in session.laws()]
         metafunc.parametrize(("law", "law_op", "law_backend"), laws)
 
 

@@ -18,10 +18,7 @@ CLAIMS = [(case.name, kind) for case in ALL.values() if case.size != "large" for
 IDS = [f"{flagship.kind}:{flagship.case}" for flagship in FLAGSHIPS]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [pytest.param(*claim, marks=pytest.mark.xdist_group(claim[0]), id=":".join(claim)) for claim in CLAIMS],
-)
+@pytest.mark.parametrize(("name", "kind"), CLAIMS, ids=[":".join(claim) for claim in CLAIMS])
 def test_every_claim_is_proven(name: str, kind: str) -> None:
     """A case catches each class that it claims, at one of its tp sizes at least."""
     case = ALL[name]

@@ -42,7 +42,7 @@ COUNT = 1 << 18
 BLOCK = 1 << 16
 
 
-def apply_kernel(a: Any, b: Any, c: Any, out: Any, count: Any, NAME: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def apply_kernel(a, b, c, out, count, NAME: tl.constexpr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = i < count
     x = tl.load(a + i, mask=mask, other=1.0)
@@ -67,23 +67,23 @@ def apply_kernel(a: Any, b: Any, c: Any, out: Any, count: Any, NAME: tl.constexp
     tl.store(out + i, value, mask=mask)
 
 
-def widen_kernel(a: Any, out: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def widen_kernel(a, out, count, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, load_bf16(a + i, i < count), mask=i < count)
 
 
-def narrow_kernel(a: Any, out: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def narrow_kernel(a, out, count, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     store_bf16(out + i, tl.load(a + i, mask=i < count, other=0.0), i < count)
 
 
-def tree_kernel(a: Any, out: Any, ROWS: tl.constexpr) -> None:
+def tree_kernel(a, out, ROWS: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     row, lane = tl.arange(0, ROWS), tl.arange(0, 64)
     tree = lane_tree(tl.load(a + row[:, None] * 64 + lane[None, :]), ROWS, 1)
     tl.store(out + row, tl.reshape(tree, [ROWS]))
 
 
-def parts_kernel(a: Any, out: Any, ROWS: tl.constexpr, WIDTH: tl.constexpr) -> None:
+def parts_kernel(a, out, ROWS: tl.constexpr, WIDTH: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     columns = parts(tl.load(a + row[:, None] * WIDTH + column[None, :]), WIDTH, ROWS, WIDTH)
     for k in tl.static_range(WIDTH):

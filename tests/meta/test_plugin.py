@@ -16,6 +16,7 @@ import pytest
 
 from cases.load import load_all
 from cases.schema import Case
+from tests.__main__ import PARALLEL
 from tests.implementations import UsageError
 from tests.plugin import CASES, Session
 
@@ -132,7 +133,7 @@ def test_every_way_to_be_wrong_is_a_verdict_and_a_report(kernels: Path) -> None:
 def test_a_hanging_or_dying_kernel_does_not_end_the_run(kernels: Path) -> None:
     """One loops in Python, one hangs in C where no signal reaches it, one ends its process; a right one follows."""
     names = ("looping", "stuck", "dying", "right")
-    limits = ("-n", "1", "--timeout", "2", "-o", "faulthandler_timeout=4")
+    limits = (*PARALLEL, "-n", "2", "--timeout", "2", "-o", "faulthandler_timeout=4")
     text = run(*impls(kernels, *names), *limits, expect=1)
     for name, outcome in zip(names[:-1], ("timeout", "error", "error"), strict=True):
         assert re.search(row(name, f"exact 0/1, 1 {outcome}"), text), name
