@@ -41,6 +41,12 @@ def test_what_a_person_wrote_stays(tmp_path: Path) -> None:
     assert path.read_text().startswith(head)
 
 
+def test_a_case_with_nan_patches_can_be_blessed(tmp_path: Path) -> None:
+    """Catches a comparison of the case before and after in which NaN differs from itself."""
+    patches = [{"index": [0], "value": float("nan")}]
+    assert load_case(blessed(tmp_path, inputs={"arguments": {"residual": {"set": patches}}})).expected is not None
+
+
 def test_a_second_blessing_adds_to_the_history(tmp_path: Path) -> None:
     """Catches a history that keeps its last entry only."""
     path = blessed(tmp_path)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import oracle
 from oracle import MhcConfig
-from oracle.arith import constant, exp, sqrt
+from oracle.arith import bits, constant, exp, from_bits, sqrt
 from oracle.arithmetic import Arithmetic, Dot
 from oracle.norm import SquaresOf
 from oracle.reduce import index_sum
@@ -158,6 +158,33 @@ def rms_eps_outside(sums: Tensor, squares: Tensor, *, numel: int, rms_eps: float
     return sums * (constant(1.0, squares) / (sqrt(mean) + constant(rms_eps, squares))).unsqueeze(1)
 
 
+def rms_eps_fixed(op: str) -> Function:
+    """Uses V4's epsilon where the case says V4.1's, or the reverse."""
+
+    def other(eps: float) -> float:
+        return 1e-20 if eps > 1e-10 else 1e-6
+
+    def mutant(*tensors: Tensor, **options: Any) -> Any:
+        if "config" in options:
+            config = options["config"]
+            options["config"] = replace(config, rms_eps=other(config.rms_eps), norm_eps=other(config.norm_eps))
+        plain = {name: other(options[name]) for name in ("rms_eps", "norm_eps") if name in options}
+        return getattr(oracle, op)(*tensors, **{**options, **plain})
+
+    return mutant
+
+
+def approximate_rsqrt(sums: Tensor, squares: Tensor, *, numel: int, rms_eps: float) -> Tensor:
+    """Takes 1 / sqrt in one step, as a reciprocal root does even where it is correctly rounded."""
+    mean = squares / constant(numel, squares) + constant(rms_eps, squares)
+    return sums * (1 / mean.double().sqrt()).float().unsqueeze(1)
+
+
+def tf32_projection(x: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
+    """Cuts the weights to TF32, as a tensor core reads them."""
+    return oracle.project(x, from_bits(bits(fn) & ~0x1FFF))
+
+
 def squares_swapped(
     residual: Tensor, pre_mix: Tensor, norm_weight: Tensor, *, norm_eps: float, squares_of: SquaresOf
 ) -> Tensor:
@@ -207,6 +234,8 @@ BY_OP: dict[str, dict[str, Function]] = {
         "approximate-exp": approximate_exp,
         "approximate-division": approximate_division,
         "comb-transposed": sinkhorn_transposed,
+        "reversed-order": under("sinkhorn", index_order="descending"),
+        "pairwise-order": under("sinkhorn", index_order="pairwise"),
         "row-crosstalk": padded_eps,
     },
     "coefficients": {
@@ -215,12 +244,19 @@ BY_OP: dict[str, dict[str, Function]] = {
         "gate-eps-dropped": with_config("coefficients", lambda _: {"hc_pre_eps": 0.0}),
         "rounds-off-by-one": with_config("coefficients", lambda c: {"sinkhorn_iters": c.sinkhorn_iters + 1}),
     },
-    "project": {"split-by-tokens": split_by_tokens},
-    "mixes": {"rms-eps-outside": rms_eps_outside},
-    "norm": {"norm-weight-first": norm_weight_first},
-    "collapse_norm": {"squares-swapped": squares_swapped},
+    "project": {"split-by-tokens": split_by_tokens, "tf32-projection": tf32_projection},
+    "mixes": {
+        "rms-eps-outside": rms_eps_outside,
+        "rms-eps-fixed": rms_eps_fixed("mixes"),
+        "approximate-rsqrt": approximate_rsqrt,
+    },
+    "norm": {"norm-weight-first": norm_weight_first, "rms-eps-fixed": rms_eps_fixed("norm")},
+    "collapse_norm": {"squares-swapped": squares_swapped, "rms-eps-fixed": rms_eps_fixed("collapse_norm")},
+    "head": {"rms-eps-fixed": rms_eps_fixed("head")},
     "fn_broadcast": {"broadcast-tree": under("fn_broadcast", index_order="pairwise")},
+    "pre": {"rms-eps-fixed": rms_eps_fixed("pre")},
     "pre_delayed": {
+        "rms-eps-fixed": rms_eps_fixed("pre_delayed"),
         "rms-over-streams": rms_over_streams,
         "own-mix-used": own_mix_used,
         "identity-multiplied": identity_multiplied,

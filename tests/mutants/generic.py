@@ -124,7 +124,8 @@ def subnormal_flushed(op: str) -> Function:
     )
 
     def mutant(*tensors: Tensor, **options: Any) -> Any:
-        return inner(*(flush(tensor) for tensor in tensors), **options)
+        result = inner(*(flush(tensor) for tensor in tensors), **options)
+        return flush(result) if isinstance(result, Tensor) else tuple(flush(output) for output in result)
 
     return mutant
 
