@@ -98,7 +98,7 @@ def _tilelang(device: str) -> Backend:
 
 def _compiler_reason(mode: Mode) -> str:
     if mode == "cuda":
-        return "" if _nvcc() else "no CUDA compiler (CUDA_HOME, CUDA_PATH, nvcc, nvidia-cuda-nvcc)"
+        return "" if cuda_compiler() else "no CUDA compiler (CUDA_HOME, CUDA_PATH, nvcc, nvidia-cuda-nvcc)"
     return "" if _cxx() else "no C++ compiler (CXX, CC, g++, clang++, c++)"
 
 
@@ -107,7 +107,8 @@ def _cxx() -> str | None:
     return next((path for name in named if name and (path := shutil.which(name))), None)
 
 
-def _nvcc() -> str | None:
+def cuda_compiler() -> str | None:
+    """Return the CUDA compiler that TileLang would find, or the version of its package; None where there is none."""
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         if home and (path := Path(home) / "bin" / "nvcc").exists():
             return str(path)

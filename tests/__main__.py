@@ -40,6 +40,11 @@ JOBS = {
         module="tests.power",
         parallel=False,
     ),
+    "static": Job(
+        "machine code of every kernel for four GPU generations, compiled and judged without a GPU",
+        module="tests.static",
+        parallel=False,
+    ),
     "lint": Job("style and import contracts only", ("tests/meta/test_house.py", "-m", "lint"), parallel=False),
     "types": Job("static types only", ("tests/meta/test_house.py", "-m", "types"), parallel=False),
     "cases": Job("make, check, show, bless and list case files", module="cases", parallel=False),
@@ -77,7 +82,7 @@ def command(job: Job, rest: Sequence[str]) -> list[str]:
 def usage() -> str:
     """The text of `./run` alone: every job with its one line."""
     rows = [f"  {name:<8}{job.summary}" for name, job in JOBS.items()]
-    ending = "Arguments go to pytest; those of cases to `python -m cases`."
+    ending = "Arguments go to pytest; those of cases to `python -m cases`, those of static to its compiler."
     return "\n".join(["usage: ./run JOB [arguments]", "", *rows, "", ending])
 
 

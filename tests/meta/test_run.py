@@ -129,6 +129,15 @@ def test_new_requirements_are_installed_into_the_same_environment(house: House, 
     assert house.calls() == ["venv .venv", "pip install"]
 
 
+def test_the_static_job_brings_its_compiler_and_the_others_keep_it(house: House) -> None:
+    """Catches a lane without nvcc, and jobs that install back and forth between two sets."""
+    house.run("check", MHC_SET="")
+    assert house.run("static", MHC_SET="")[2] == "run: bringing .venv up to date with the static set\n"
+    house.calls()
+    _, _, said = house.run("check", MHC_SET="")
+    assert (said, house.calls()) == ("", [])
+
+
 def test_a_set_up_cut_short_is_begun_anew(house: House) -> None:
     """Catches half an environment taken for a whole one; it must not be patched up either."""
     assert house.run("check", PIP_SAYS="connection lost")[0] == 2
@@ -171,7 +180,7 @@ def test_a_killed_set_up_leaves_no_lock(house: House) -> None:
             {"PIP_SAYS": "ERROR: No matching distribution found for torch==2.13.0+cpu"},
             "run: pip cannot find the CPU build of torch: let it read PyTorch's index of CPU wheels too",
         ),
-        ({"MHC_SET": "tpu"}, "run: MHC_SET is tpu; expected one of: cpu gpu \n"),
+        ({"MHC_SET": "tpu"}, "run: MHC_SET is tpu; expected one of: cpu gpu static \n"),
         ({"MHC_PYTHON": "/no/such/python"}, "run: MHC_PYTHON is /no/such/python, which is no program.\n"),
     ],
 )

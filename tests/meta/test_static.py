@@ -1,0 +1,168 @@
+"""The static lane's own tests: it finds what is planted in machine code, and passes what is right.
+
+Text that a compiler printed is judged here without a compiler; whole kernels are compiled, for one architecture, in a
+process of their own, since in this one Triton interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.static import compiling, ptx, sass
+from tests.static.allowed import ENTRIES, Entry
+from tests.static.rules import Allowed, Facts, findings
+
+ROOT = Path(__file__).parents[2]
+CLEAN = Facts({"LDG.E.128": 4, "FMUL": 8, "FADD": 8}, {"mul.rn.f32": 8, "add.rn.f32": 8}, (), 0, False)
+IEEE_DIVISION = """
+        /*00d0*/                   MUFU.RCP R0, R6 ;
+        /*00e0*/                   MOV R9, R0 ;
+        /*0100*/                   FFMA R3, R9, -R6, 1 ;
+"""
+FAST_DIVISION = """
+        /*00d0*/              @!P0 MUFU.RCP R15, R6 ;
+        /*00e0*/                   FADD R2, R3, R4 ;
+        /*0100*/                   FMUL R15, R22, R15 ;
+"""
+NAN_MAKER = "        /*0c90*/                   MUFU.RSQ R5, -QNAN  ;\n"
+LOST_SEED = """
+        /*00d0*/                   MUFU.RSQ R5, R6 ;
+        /*00e0*/                   MOV R5, R7 ;
+        /*00f0*/                   FMUL.FTZ R8, R5, R6 ;
+"""
+
+
+def kinds(facts: Facts, allowed: Allowed) -> list[str]:
+    """The kinds of what is found in facts."""
+    return [finding.kind for finding in findings(facts, allowed)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (IEEE_DIVISION, []),
+        (FAST_DIVISION, ["MUFU.RCP first read by FMUL"]),
+        (NAN_MAKER, []),
+        (LOST_SEED, ["MUFU.RSQ first read by nothing"]),
+    ],
+)
+def test_seeds_are_told_apart_by_their_first_reader(text: str, expected: list[str]) -> None:
+    """Catches a rule that allows every seed, one that refuses IEEE divisions, and one blind to guards or moves."""
+    assert sass.unrefined(sass.instructions(text)) == expected
+
+
+def test_packed_instructions_count_twice() -> None:
+    """Catches a count that sees no FFMA on sm_100, where two of them may be one FFMA2."""
+    assert sass.count({"FFMA2": 3, "FFMA.RM": 1, "HFMA2": 9, "FADD2": 1}, "FFMA") == 7
+
+
+def test_wide_loads_are_global_loads_of_16_bytes_or_more() -> None:
+    """Catches stores, shared memory and narrow loads taken for what keeps the memory busy."""
+    counted = {"LDG.E.128": 2, "LDG.E.ENL2.256": 1, "LDG.E.64": 5, "STG.E.128": 7, "LDS.128": 9}
+    assert sass.wide_loads(counted) == 3
+
+
+def test_only_rounded_fp32_operations_are_exact() -> None:
+    """Catches a list of bad opcodes that misses one: flushing, approximate, narrower, or free to be fused."""
+    text = "add.rn.f32 %r1; mul.f32 %r2; div.full.f32 %r3; add.rn.ftz.f32 %r4; fma.rn.bf16x2 %r5; cvt.rn.f32.s32 %r6;"
+    found = ptx.arithmetic(text + " add.s32 %r7; div.rn.f32 %r8; ex2.approx.f32 %r9; fma.rn.f32x2 %rd1; add.f64 %rd2;")
+    assert set(ptx.inexact(found)) == {
+        "mul.f32", "div.full.f32", "add.rn.ftz.f32", "fma.rn.bf16x2", "ex2.approx.f32",
+    }  # fmt: skip
+    assert ptx.fused(found) == 2
+
+
+def test_requested_fma_are_counted_lane_by_lane() -> None:
+    """Catches a count of calls, which is too small where LLVM has made vectors, or one that counts declarations."""
+    text = """
+      %1 = tail call float @llvm.fma.f32(float %a, float %b, float %c)
+      %2 = tail call <8 x float> @llvm.fma.v8f32(<8 x float> %d, <8 x float> %e, <8 x float> %f)
+    declare float @llvm.fma.f32(float, float, float) #4
+    declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>)
+    """
+    assert ptx.requested(text) == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed", "expected"),
+    [
+        ({}, Allowed(wide=4), []),
+        ({}, Allowed(wide=5), ["narrow"]),
+        ({"opcodes": {"FFMA": 1}}, Allowed(), ["fused"]),
+        ({"opcodes": {"FFMA": 1}}, Allowed(division=True), []),
+        ({"ptx": {"fma.rn.f32": 9}, "requested": 8}, Allowed(fma=True), ["fused"]),
+        ({"ptx": {"fma.rn.f32": 8}, "requested": 8}, Allowed(fma=True), []),
+        ({"ptx": {"fma.rn.f32": 8}, "requested": None}, Allowed(fma=True), []),
+        ({"fusable": True}, Allowed(fma=True), ["fused"]),
+        ({"opcodes": {"MUFU.EX2": 1}}, Allowed(fma=True, division=True), ["approximate"]),
+        ({"opcodes": {"HMMA.16816.F32.BF16": 1}}, Allowed(fma=True), ["approximate"]),
+        ({"ptx": {"div.rn.f32": 1}}, Allowed(root=True), ["unexpected"]),
+        ({"ptx": {"sqrt.rn.f32": 1}}, Allowed(division=True), ["unexpected"]),
+        ({"opcodes": {"STL.64": 2}}, Allowed(), ["spill"]),
+    ],
+)
+def test_each_rule_has_its_finding(changes: dict[str, Any], allowed: Allowed, expected: list[str]) -> None:
+    """Catches a rule that was dropped, and one that fires on what the contract allows."""
+    assert kinds(replace(CLEAN, **changes), allowed) == expected
+
+
+def test_facts_survive_the_cache() -> None:
+    """Catches a field that is written and not read back, or a file of another shape taken for facts."""
+    assert Facts.load(json.loads(json.dumps(CLEAN.dump()))) == CLEAN
+    with pytest.raises(KeyError):
+        Facts.load({"opcodes": {}})
+
+
+def test_wide_loads_grow_with_the_streams() -> None:
+    """Catches a table that asks the same of one stream and of eight."""
+    assert [Entry(per_stream=1, besides=1).allowed("post", n).wide for n in (1, 8)] == [2, 9]
+    assert ENTRIES["project_kernel"].allowed("head", 4).wide == 0
+
+
+def static(*arguments: str, folder: Path) -> dict[str, Any]:
+    """The verdicts of `./run static` with `arguments`, for one architecture."""
+    target = folder / "verdicts.json"
+    command = [sys.executable, "-m", "tests.static", "--arch", "90", "--jobs", "2", "--json", str(target), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+def words(found: dict[str, Any]) -> dict[str, set[str]]:
+    """Kernel name -> the kinds of its findings."""
+    return {row["kernel"]: {text.partition(":")[0] for text in row["findings"]} for row in found["verdicts"]}
+
+
+@pytest.mark.skipif(bool(compiling.unavailable("triton")), reason=compiling.unavailable("triton"))
+def test_planted_triton_kernels_are_found(tmp_path: Path) -> None:
+    """Catches a lane blind to fusion, approximate division, exp or root, a spill, or a kernel it does not know."""
+    found = static("--language", "triton", "--kernels", "tests.meta.planted_static", folder=tmp_path)
+    assert {name.split("(")[1].split(",")[0]: kinds for name, kinds in words(found).items()} == {
+        "collapse unfused": set(),
+        "project unfused": set(),
+        "collapse fused": {"fused"},
+        "project fused": {"fused"},
+        "mixes divided": {"approximate"},
+        "sinkhorn exponential": {"approximate"},
+        "head root": {"approximate"},
+        "collapse spilled": {"spill"},
+        "expand unheard": {"unknown"},
+    }
+
+
+@pytest.mark.skipif(bool(compiling.unavailable("tilelang")), reason=compiling.unavailable("tilelang"))
+def test_planted_tilelang_kernels_are_found(tmp_path: Path) -> None:
+    """Catches a lane that is blind to fusion by nvcc, or to code that only a flag keeps from it."""
+    found = static("--language", "tilelang", "--kernels", "tests.meta.planted_tilelang", folder=tmp_path)
+    verdicts = found["verdicts"]
+    assert [row["findings"] != [] for row in verdicts] == [True, True], verdicts
+    assert "would fuse" in verdicts[0]["findings"][0]
+    assert "FFMA" in verdicts[1]["findings"][0]

@@ -1,0 +1,175 @@
+"""`./run static`: compile every kernel for every architecture without a GPU, judge its machine code, print a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.static import attempts, compiling
+from tests.static.allowed import ENTRIES
+from tests.static.rules import Facts, Finding, findings
+from tests.static.units import ARCHES, Language, Unit, units
+
+# Kernels are compiled in every process that starts from here, and languages are imported later; nothing is interpreted.
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ["TILELANG_DISABLE_CACHE"] = "1"
+os.environ["TRITON_CACHE_DIR"] = str(attempts.CACHE / "triton")
+
+LANGUAGES: tuple[Language, ...] = ("triton", "tilelang")
+NOT_COMPILED = "."
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found in one unit's machine code; nothing when it is as the contract wants it."""
+
+    unit: Unit
+    found: tuple[Finding, ...]
+    cached: bool
+
+    @property
+    def cell(self) -> str:
+        """The verdict in a word or a few."""
+        return ",".join(dict.fromkeys(finding.kind for finding in self.found)) or "ok"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compile, judge, print; return 0 when all is well, 1 when something is wrong, 2 when a required thing lacks."""
+    options = parser().parse_args(arguments)
+    options.language = options.language or list(LANGUAGES)
+    start = time.monotonic()
+    if packaged := compiling.packaged_toolkit():
+        os.environ["CUDA_HOME"] = packaged
+    missing = {language: reason for language in options.language if (reason := compiling.unavailable(language))}
+    chosen = [unit for unit in listed(options, missing) if wanted(unit, options)]
+    verdicts = list(judged(chosen, options))
+    for line in report(verdicts, missing):
+        print(line)
+    print(summary(verdicts, missing, time.monotonic() - start))
+    if options.json:
+        options.json.write_text(json.dumps(as_json(verdicts, missing), indent=1) + "\n")
+    if required := set(missing) & set(options.require):
+        print(f"static: required, but unavailable: {', '.join(sorted(required))}", file=sys.stderr)
+        return 2
+    return int(any(verdict.found for verdict in verdicts))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="./run static", description=__doc__)
+    made.add_argument("-k", metavar="TEXT", default="", help="only kernels whose name contains this")
+    made.add_argument("--language", action="append", choices=LANGUAGES, help="only this language (may be repeated)")
+    made.add_argument(
+        "--arch", action="append", type=int, choices=ARCHES, help="only this sm_ number (may be repeated)"
+    )
+    made.add_argument("--all", action="store_true", help="every launch on every architecture: much longer")
+    made.add_argument("--kernels", metavar="MODULE", default="", help="the launches of this module instead")
+    made.add_argument("--require", action="append", default=[], choices=LANGUAGES, help="fail where it is unavailable")
+    made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiling processes (default: all cores)")
+    made.add_argument("--keep", metavar="DIR", type=Path, help="leave PTX and machine code here; compiles anew")
+    made.add_argument("--json", metavar="FILE", type=Path, help="write the verdicts here too")
+    return made
+
+
+def listed(options: argparse.Namespace, missing: Iterable[str]) -> Iterator[Unit]:
+    """The units of every language that can be compiled here."""
+    for language in options.language:
+        if language not in missing:
+            yield from units(language, options.kernels, everything=options.all)
+
+
+def wanted(unit: Unit, options: argparse.Namespace) -> bool:
+    """Whether the command line selects a unit."""
+    return options.k in unit.name and (not options.arch or unit.arch in options.arch)
+
+
+def judged(chosen: Sequence[Unit], options: argparse.Namespace) -> Iterator[Verdict]:
+    """Verdicts in the order of the units, compiled by several processes where the cache does not have them."""
+    known = {} if options.keep else {unit: facts for unit in chosen if (facts := attempts.cached(unit))}
+    fresh = compiled([unit for unit in chosen if unit not in known], options)
+    for unit in chosen:
+        result = known.get(unit) or fresh[unit]
+        found = tuple(verdict(unit, result)) if isinstance(result, Facts) else (Finding("error", result),)
+        yield Verdict(unit, found, unit in known)
+
+
+def verdict(unit: Unit, facts: Facts) -> list[Finding]:
+    """What is wrong with a unit; a kernel that the table does not know is wrong, too."""
+    entry = ENTRIES.get(unit.function)
+    if entry is None:
+        return [Finding("unknown", f"tests/static/allowed.py says nothing of {unit.function}")]
+    return findings(facts, entry.allowed(unit.op, unit.hc_mult))
+
+
+def compiled(needed: Sequence[Unit], options: argparse.Namespace) -> dict[Unit, Facts | str]:
+    """The facts of units, or why there are none; each is kept in the cache."""
+    if not needed:
+        return {}
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    results: dict[Unit, Facts | str] = {}
+    processes = max(1, min(options.jobs, len(needed)))
+    with ProcessPoolExecutor(processes, get_context("spawn"), attempts.quiet) as pool:
+        started = {pool.submit(attempts.attempt, unit, options.keep): unit for unit in needed}
+        for done in as_completed(started):
+            results[started[done]] = done.result()
+            progress(len(results), len(needed))
+    return results
+
+
+def progress(done: int, total: int) -> None:
+    """Show on a terminal how far the compilers are."""
+    if sys.stderr.isatty():
+        print(f"\rcompiled {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def report(verdicts: Sequence[Verdict], missing: dict[Language, str]) -> Iterator[str]:
+    """The table, kernels by architectures, then a line for everything that is wrong."""
+    rows: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    for one in verdicts:
+        rows[one.unit.language, one.unit.name][one.unit.arch] = one.cell
+    arches = sorted({one.unit.arch for one in verdicts})
+    table = [("language", "kernel", *(f"sm_{arch}" for arch in arches))]
+    table += [(*key, *(cells.get(arch, NOT_COMPILED) for arch in arches)) for key, cells in rows.items()]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from (f"{language}: all kernels unavailable: {reason}" for language, reason in missing.items())
+    for one in verdicts:
+        for finding in one.found:
+            yield f"{one.unit.language} {one.unit.name} sm_{one.unit.arch}: {finding.kind}: {finding.sentence}"
+
+
+def summary(verdicts: Sequence[Verdict], missing: dict[Language, str], seconds: float) -> str:
+    """The last line: counts, what is missing, how long it took."""
+    good = sum(not one.found for one in verdicts)
+    cache = sum(one.cached for one in verdicts)
+    parts = [f"{good} of {len(verdicts)} ok"] + [f"{language} unavailable" for language in missing]
+    return f"static: {', '.join(parts)}; {seconds:.0f} s, {cache} from the cache"
+
+
+def as_json(verdicts: Sequence[Verdict], missing: dict[Language, str]) -> dict[str, object]:
+    """The verdicts as data."""
+    rows = [
+        {
+            "language": one.unit.language,
+            "kernel": one.unit.name,
+            "arch": one.unit.arch,
+            "findings": [f"{finding.kind}: {finding.sentence}" for finding in one.found],
+        }
+        for one in verdicts
+    ]
+    return {"verdicts": rows, "unavailable": missing}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
