@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from datetime import date
 from pathlib import Path
@@ -31,10 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        status = command(options)
+        sys.stdout.flush()
     except CaseError as fault:
         print(f"error: {fault}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -202,7 +209,9 @@ def _tensor(tensor: torch.Tensor) -> str:
 
 def _line(case: Case) -> str:
     tp = "/".join(str(ranks) for ranks in case.tp)
-    return f"{case.op} T={case.tokens} n={case.hc_mult} H={case.hidden} tp={tp} {case.size}"
+    used = {"T": "T", "n": "nMK", "H": "HK"}
+    sizes = [f"{name}={case.sizes[name]}" for name, dims in used.items() if not case.spec.dims.isdisjoint(dims)]
+    return f"{case.op} {' '.join(sizes)} tp={tp} {case.size}"
 
 
 def _bless(options: argparse.Namespace) -> int:

@@ -15,12 +15,14 @@ import cases.build
 import oracle
 from cases.build import build
 from cases.digest import digest
+from cases.flags import CASES_DIR
 from cases.layouts import FAR, GAP, pad_value, relayout
+from cases.load import load_case
 from cases.ops import OPS
 from cases.randoms import bell, below, raw, signs, spread, uniform
-from cases.schema import Case
-from oracle.arith import bits, from_bits, round_bf16
-from oracle.arithmetic import CONTRACT_1, Arithmetic, Mean, Post, WeightedSum
+from cases.schema import Case, CaseInputs
+from oracle.arith import bits, exp, from_bits, round_bf16
+from oracle.arithmetic import CONTRACT_1, Arithmetic, Dot, Mean, Post, WeightedSum
 from oracle.collapse import unrounded_collapse
 from tests.meta.documents import case
 
@@ -186,6 +188,53 @@ def test_cancelling_shows_every_order_of_a_post(rule: Post) -> None:
     """Shows the power against a contracted, reversed or re-ordered post."""
     assert posts("normal", rule) <= 1
     assert posts("cancelling", rule) > 2000
+
+
+def projected(rule: Dot, hidden: int) -> int:
+    """How many of 3 x 24 dot products of ordinary data another order changes; FP32 results need no recipe."""
+    made = build(case(op="project", hidden=hidden)).tensors
+    sums, _ = oracle.project(*made.values())
+    return differing(sums, oracle.project(*made.values(), arithmetic=Arithmetic("other", dot=rule))[0])
+
+
+def test_two_segments_cannot_show_their_order_but_three_can() -> None:
+    """Catches projection cases that stop at 1024 columns: a + b is b + a, so a reversed segment order passes."""
+    reversed_segments = Dot(segments="descending")
+    assert projected(reversed_segments, 1024) == 0
+    assert projected(reversed_segments, 1025) > 5
+    assert projected(reversed_segments, 1100) > 20
+
+
+@pytest.mark.parametrize("rule", [Dot(lane_sum="serial"), Dot(lane_sum="distant"), Dot(contraction="separate")])
+def test_ordinary_projections_show_lanes_and_contraction(rule: Dot) -> None:
+    """Shows the power of FP32 outputs; one product a lane (64 columns, one stream) would hide the contraction."""
+    assert projected(rule, 200) > 36
+
+
+def test_captured_logits_tell_every_sum_order_apart() -> None:
+    """Catches a data file that was replaced by random logits, of which 1 row in 290 tells the orders apart."""
+    made = build(load_case(CASES_DIR / "regressions" / "omni-7545-sinkhorn-sum-order.toml")).tensors["logits"]
+    a, b, c, d = exp(made - made.amax(2, keepdim=True)).unbind(2)
+    orders = (((a + b) + c) + d, ((d + c) + b) + a, (a + b) + (c + d), (a + c) + (b + d))
+    for other in orders[1:]:
+        assert differing(orders[0], other) == made.shape[0] * 4
+
+
+def test_captured_rows_show_one_unit_of_a_reciprocal_root() -> None:
+    """On random rows of the same size no order of the squares changes any of 11,000 BF16 results."""
+    found = load_case(CASES_DIR / "edge" / "norm-near-ties.toml")
+    plain = CaseInputs(arguments={})
+    for rule in (Dot(lane_sum="serial"), Dot(lane_sum="distant"), Dot(segments="descending")):
+        changed = [normed(one, rule) for one in (found, found.model_copy(update={"inputs": plain}))]
+        assert changed[0] > 100
+        assert changed[1] == 0
+
+
+def normed(made: Case, rule: Dot) -> int:
+    """How many results of a norm another order of its squares changes."""
+    tensors = list(build(made).tensors.values())
+    other = oracle.norm(*tensors, norm_eps=1e-20, arithmetic=Arithmetic("other", dot=rule))
+    return differing(oracle.norm(*tensors, norm_eps=1e-20), other)
 
 
 def test_ties_show_rounding_half_up() -> None:

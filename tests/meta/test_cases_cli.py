@@ -192,6 +192,14 @@ def test_misuse_is_status_2(arguments: list[str]) -> None:
     assert ended.value.code == 2
 
 
+def test_a_reader_that_stops_is_no_fault() -> None:
+    """Catches a traceback behind `python -m cases list | head -1`."""
+    command = f"{sys.executable} -m cases list | head -1"
+    run = subprocess.run(["bash", "-c", command], cwd=CASES_DIR.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.count("\n") == 1
+    assert run.stderr == ""
+
+
 def test_the_module_runs_without_the_oracle_or_torch() -> None:
     """Catches a listing that takes seconds because it loads torch, in a process of its own."""
     code = "import sys; from cases.__main__ import main; main(['list']); print('torch' in sys.modules)"

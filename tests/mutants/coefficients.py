@@ -168,8 +168,8 @@ def rms_eps_fixed(op: str) -> Function:
         if "config" in options:
             config = options["config"]
             options["config"] = replace(config, rms_eps=other(config.rms_eps), norm_eps=other(config.norm_eps))
-        plain = {name: other(options[name]) for name in ("rms_eps", "norm_eps") if name in options}
-        return getattr(oracle, op)(*tensors, **{**options, **plain})
+        options |= {name: other(options[name]) for name in ("rms_eps", "norm_eps") if name in options}
+        return getattr(oracle, op)(*tensors, **options)
 
     return mutant
 
