@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import oracle
+from cases.ops import OPS as OPS_TABLE
 from oracle import arith, reduce
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contract.md").read_text()
@@ -38,7 +42,21 @@ def test_sums_have_the_constants_of_the_page() -> None:
     assert f"LANES = {reduce.LANES} and SEGMENT = {reduce.SEGMENT}" in PAGE
 
 
-def test_every_op_is_on_the_page() -> None:
+OPS = [name for name in oracle.__all__ if name[0].islower()]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_is_on_the_page(op: str) -> None:
     """Catches an op whose bits nobody wrote down."""
-    ops = [name for name in oracle.__all__ if name[0].islower()]
-    assert [name for name in ops if f"`{name}`" not in PAGE] == []
+    assert f"`{op}`" in PAGE.partition("## Arithmetic")[2]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_call_is_on_the_page(op: str) -> None:
+    """Catches a reader's own function called with arguments in another order or by another name."""
+    own = {"arithmetic", "out"}
+    parameters = [p for p in inspect.signature(getattr(oracle, op)).parameters.values() if p.name not in own]
+    first = next((p.name for p in parameters if p.kind is p.KEYWORD_ONLY), None)
+    shown = ", ".join(f"*, {p.name}" if p.name == first else p.name for p in parameters)
+    outputs = ", ".join(output.name for output in OPS_TABLE[op].outputs)
+    assert re.sub(r" \[[^]]+\] (BF16|FP32)", "", row(f"`{op}({shown})`")) == outputs
