@@ -76,6 +76,12 @@ class Session:
             if applies(law, op) and self._judges(backend, op):
                 yield law, op, backend
 
+    def kernels(self) -> Iterator[tuple[str, str]]:
+        """Every (op, backend) of the suite's own kernels that the options select; none when they name cases or tp."""
+        for op, backend in itertools.product(self.ops if self.whole else (), self.backends):
+            if backend in self.probed:
+                yield op, backend
+
     def implementation(self, op: str, backend: str) -> Implementation:
         """The function behind a backend's name; raises `fast.registry.Unsupported` where it has none for the op."""
         if backend == "oracle":
@@ -121,6 +127,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--impl", metavar="OP=PLACE:FUNCTION", help="judge your own function, from FILE.py or a module", **many
     )
     group.addoption("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where kernels run")
+    group.addoption("--verdict-json", metavar="FILE", type=Path, help="write versions, counts and digests here")
+    group.addoption("--dump", metavar="DIR", type=Path, help="write the inputs of failing trials here")
+    group.addoption("--replay", metavar="FILE", type=Path, help="judge the inputs that --dump wrote, and no case")
     group.addoption("--require", metavar="THING", help=f"fail if this is missing: {', '.join(REQUIRABLE)}", **many)
 
 
@@ -138,6 +147,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """What `-n auto` means where kernels run on GPUs; elsewhere xdist's own choice, by cores."""
+    if _device(config.getoption("device")) != "cuda":
+        return None
+    gpus = environment.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), environment.physical_gpus())
+    return environment.workers_for(environment.cores(), len(gpus), environment.gpu_bytes())
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -170,12 +188,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "law" in metafunc.fixturenames:
         laws = [pytest.param(*names, id=":".join(names)) for names in session.laws()]
         metafunc.parametrize(("law", "law_op", "law_backend"), laws)
+    if {"kernel_op", "kernel_backend"} <= set(metafunc.fixturenames):
+        kernels = [pytest.param(*names, id=":".join(names)) for names in session.kernels()]
+        metafunc.parametrize(("kernel_op", "kernel_backend"), kernels)
 
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> str:
-    """Where kernels run: "cpu" or "cuda"."""
-    return pytestconfig.stash[SESSION].device
+    """Where kernels run: "cpu" or "cuda"; workers that share a GPU are each held to a part of its memory."""
+    chosen = pytestconfig.stash[SESSION].device
+    if chosen == "cuda":
+        import torch
+
+        torch.cuda.set_per_process_memory_fraction(environment.share_of_gpu(os.environ))
+    return chosen
 
 
 @pytest.fixture(scope="session")

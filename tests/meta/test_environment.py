@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.environment import CACHE_VARIABLES, gpu_of_worker, physical_gpus, prepare
+from tests.environment import (
+    CACHE_VARIABLES,
+    gpu_of_worker,
+    physical_gpus,
+    prepare,
+    share_of_gpu,
+    visible_gpus,
+    workers_for,
+)
+
+GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -41,10 +51,9 @@ def test_gpus_are_counted_from_device_nodes(tmp_path: Path) -> None:
 def test_each_worker_has_one_thread_and_its_own_caches(tmp_path: Path) -> None:
     environments = [{"PYTEST_XDIST_WORKER": f"gw{number}"} for number in range(2)]
     for env in environments:
-        prepare(env, cache=tmp_path, gpus=["0", "1"])
+        prepare(env, cache=tmp_path, gpus=[])
     first, second = environments
     assert first["OMP_NUM_THREADS"] == second["OMP_NUM_THREADS"] == "1"
-    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
     for variable in CACHE_VARIABLES:
         assert first[variable] != second[variable]
         assert Path(first[variable]).is_dir()
@@ -55,3 +64,63 @@ def test_a_single_process_keeps_its_threads(tmp_path: Path) -> None:
     prepare(env, cache=tmp_path, gpus=[])
     assert "OMP_NUM_THREADS" not in env
     assert "CUDA_VISIBLE_DEVICES" not in env
+
+
+def test_workers_on_gpus_share_what_was_compiled(tmp_path: Path) -> None:
+    """Catches every worker compiling every kernel anew, and compilers that share a scratch folder."""
+    environments = [{"PYTEST_XDIST_WORKER": f"gw{number}"} for number in range(2)]
+    for env in environments:
+        prepare(env, cache=tmp_path, gpus=["0", "1"])
+    first, second = environments
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+    assert first["TRITON_CACHE_DIR"] == second["TRITON_CACHE_DIR"]
+    assert first["TILELANG_TMP_DIR"] != second["TILELANG_TMP_DIR"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "memory", "expected"),
+    [
+        (16, 1, 139 * GIB, 8),
+        (4, 1, 139 * GIB, 4),
+        (128, 8, 139 * GIB, 64),
+        (16, 2, 24 * GIB, 2),
+        (16, 1, 15 * GIB, 1),
+        (16, 1, 0, 1),
+        (16, 2, -5, 1),
+        (0, 1, 139 * GIB, 1),
+        (16, 0, 139 * GIB, 1),
+    ],
+)
+def test_a_gpu_machine_gets_as_many_workers_as_it_holds(cores: int, gpus: int, memory: int, expected: int) -> None:
+    """Catches a worker for each core of a machine whose GPU has room for two, and a count of zero or below."""
+    assert workers_for(cores, gpus, memory, 16 * GIB) == expected
+
+
+@pytest.mark.parametrize("need", [0, -1])
+def test_a_worker_needs_memory(need: int) -> None:
+    """Catches a division by zero, or a negative count of workers."""
+    with pytest.raises(ValueError, match="need must be at least 1 byte"):
+        workers_for(16, 1, 139 * GIB, need)
+
+
+@pytest.mark.parametrize(
+    ("env", "share"),
+    [
+        ({}, 1.0),
+        ({"PYTEST_XDIST_WORKER_COUNT": "8", "MHC_GPU_COUNT": "1"}, 1 / 8),
+        ({"PYTEST_XDIST_WORKER_COUNT": "2", "MHC_GPU_COUNT": "2"}, 1.0),
+        ({"PYTEST_XDIST_WORKER_COUNT": "5", "MHC_GPU_COUNT": "2"}, 1 / 3),
+        ({"PYTEST_XDIST_WORKER_COUNT": "0", "MHC_GPU_COUNT": "0"}, 1.0),
+    ],
+)
+def test_workers_divide_the_memory_of_their_gpu(env: dict[str, str], share: float) -> None:
+    """Catches shares of one GPU that add up to more than it has, and a share of one GPU taken for that of all."""
+    assert share_of_gpu(env) == share
+
+
+def test_a_worker_knows_how_many_gpus_all_workers_share(tmp_path: Path) -> None:
+    """Catches a worker that sees its own GPU alone and takes its memory for itself and no other."""
+    env = {"PYTEST_XDIST_WORKER": "gw3", "CUDA_VISIBLE_DEVICES": "4,6", "PYTEST_XDIST_WORKER_COUNT": "4"}
+    prepare(env, cache=tmp_path, gpus=["0", "1", "2", "3"])
+    assert (env["CUDA_VISIBLE_DEVICES"], share_of_gpu(env)) == ("6", 0.5)
+    assert visible_gpus("", ["0"]) == []
