@@ -12,6 +12,7 @@ from typing import Any
 
 import oracle
 from cases.ops import OPS
+from oracle.arithmetic import WeightedSum
 from tests.implementations import Implementation
 from tests.judge import Pipeline
 from tests.mutants import coefficients, generic, orders, streams
@@ -61,9 +62,9 @@ _OPS_WITH_TOKENS = {
 _OPS_WITH_MIXES = {"mix-rounded": generic.mix_rounded, "comb-transposed": generic.comb_transposed}
 
 _OWN: dict[str, dict[str, Function]] = {
-    "collapse": {"negative-zero-lost": generic.under("collapse", collapse=orders.WeightedSum(start="first"))},
+    "collapse": {"negative-zero-lost": generic.under("collapse", collapse=WeightedSum(start="first"))},
     "draft_tail": {
-        "negative-zero-lost": generic.under("draft_tail", collapse=orders.WeightedSum(start="first")),
+        "negative-zero-lost": generic.under("draft_tail", collapse=WeightedSum(start="first")),
         "post-rounding-dropped": streams.post_rounding_dropped,
     },
     "post": {"negative-zero-lost": generic.negative_zero_lost("post")},

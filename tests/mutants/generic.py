@@ -172,7 +172,7 @@ def pad_row_read(op: str) -> Function:
         outputs = _outputs(op, tensors, options)
         if not arguments[names[0]].shape[0]:
             return outputs[0] if len(outputs) == 1 else outputs
-        last = sum((arguments[name][-1].float() * 0).sum() for name in names)
+        last = torch.stack([(arguments[name][-1].float() * 0).sum() for name in names]).sum()
         tainted = tuple(output + last.to(output.dtype) if bool(last != 0) else output for output in outputs)
         return tainted[0] if len(tainted) == 1 else tainted
 
