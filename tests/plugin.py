@@ -251,7 +251,8 @@ def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None]) -> tuple[Ou
     if report.passed:
         return Outcome.EXACT, ""
     if report.skipped:
-        return Outcome.SKIPPED, str(report.longrepr[-1]) if isinstance(report.longrepr, tuple) else "skipped"
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else "skipped"
+        return Outcome.SKIPPED, reason.removeprefix("Skipped: ")
     error = call.excinfo.value if call.excinfo else None
     if isinstance(error, Mismatch):
         return Outcome.MISMATCH, error.headline
