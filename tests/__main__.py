@@ -29,10 +29,11 @@ class Job:
     parallel: bool = True
 
 
+CHECKED = ("tests/test_cases.py", "tests/test_laws.py")
 JOBS = {
     "check": Job(
         "every case and every law, on every backend that this machine offers",
-        ("tests/test_cases.py", "tests/test_laws.py"),
+        CHECKED,
     ),
     "test": Job("all tests, with the oracle's own, the tests of the tests, lint and types"),
     "power": Job(
@@ -44,6 +45,10 @@ JOBS = {
         "machine code of every kernel for four GPU generations, compiled and judged without a GPU",
         module="tests.static",
         parallel=False,
+    ),
+    "gpu": Job(
+        "all of check at full size on a GPU, with graphs, streams, big offsets, torch.compile; fails without a GPU",
+        ("tests/gpu", "tests/test_torch_ops.py", *CHECKED, "--device", "cuda", "--require", "gpu"),
     ),
     "lint": Job("style and import contracts only", ("tests/meta/test_house.py", "-m", "lint"), parallel=False),
     "types": Job("static types only", ("tests/meta/test_house.py", "-m", "types"), parallel=False),

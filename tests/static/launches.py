@@ -71,9 +71,8 @@ class Call:
         }
         return {name: known[name] for name in OPS[self.op].parameters}
 
-    def run(self, function: Callable[..., Any], device: str) -> Any:
-        """Call `function`, which has the op's signature."""
-        given = self.tensors(device)
+    def run(self, function: Callable[..., Any], given: Mapping[str, torch.Tensor]) -> Any:
+        """Call `function`, which has the op's signature, with these tensors."""
         optional = {one.name for one in OPS[self.op].arguments if one.optional}
         positional = [tensor for name, tensor in given.items() if name not in optional]
         named = {name: tensor for name, tensor in given.items() if name in optional}
@@ -162,7 +161,7 @@ def of_tilelang(ops: tuple[str, ...]) -> list[TileLangLaunch]:
     with faked_gpu(), mock.patch.object(build, "target_of", return_value=build.Target(True, "sm_90")):
         for call in calls(ops):
             with mock.patch.object(build, "compiled", functools.partial(compiled, call=call)):
-                call.run(kernel(call.op, "tilelang"), "cuda")
+                call.run(kernel(call.op, "tilelang"), call.tensors("cuda"))
     return list(found.values())
 
 
@@ -215,7 +214,7 @@ def of_triton(ops: tuple[str, ...]) -> list[TritonLaunch]:
             patches.enter_context(mock.patch.object(module, "launch", launch))
         for call in calls(ops):
             current.append(call)
-            call.run(kernel(call.op, "triton"), "cuda")
+            call.run(kernel(call.op, "triton"), call.tensors("cuda"))
     return list(found.values())
 
 
