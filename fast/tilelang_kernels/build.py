@@ -1,8 +1,8 @@
 """Compiling TileLang kernels for the device that a call's tensors are on, keeping them, and calling them.
 
 A kernel is a function `make(numerics, *key)` that traces a prim_func whose parameters are the tensors, then the
-numbers, then every stride of every tensor in order. On the CPU the hidden size is one of the numbers, so one compiled
-kernel serves them all; on CUDA it is part of the key.
+numbers, then every stride of every tensor in order. On CUDA sizes and options are part of the key; on the CPU they are
+numbers, so one compiled kernel serves them all.
 """
 
 from __future__ import annotations
@@ -63,9 +63,15 @@ class Wide:
     vector: int
 
     def strides(self) -> list[int]:
-        """Return its strides, the outer ones in vectors, so that the kernel can see that they are multiples."""
-        *outer, inner = self.tensor.stride()
-        return [stride // self.vector for stride in outer] + [inner]
+        """Return its strides, the outer ones in vectors, so that the kernel can see that they are multiples.
+
+        The stride of a dimension of size 1 may be any number, and is 0 here.
+        """
+        *outer, inner = zip(self.tensor.shape, self.tensor.stride(), strict=True)
+        return [stride // self.vector if size > 1 else 0 for size, stride in outer] + [inner[1]]
+
+
+Argument = Tensor | Wide
 
 
 def arguments(op: str) -> Arguments:
@@ -84,9 +90,9 @@ def target_of(device: torch.device) -> Target:
     return Target(cuda=True, arch=f"sm_{major}{minor}")
 
 
-def fixed(tensor: Tensor, size: int) -> int | None:
-    """Return `size` where a kernel for the device of `tensor` is compiled for it, None where it stays a number."""
-    return size if tensor.is_cuda else None
+def fixed(tensor: Tensor, *numbers: int) -> tuple[int | None, ...]:
+    """Return `numbers` where a kernel for the device of `tensor` is compiled for them, else as many Nones."""
+    return numbers if tensor.is_cuda else (None,) * len(numbers)
 
 
 def vector_of(*tensors: Tensor) -> int:
@@ -98,16 +104,15 @@ def vector_of(*tensors: Tensor) -> int:
 
 
 def _vector_of_one(tensor: Tensor) -> int:
-    *outer, inner = tensor.stride()
-    if tensor.device.type == "cpu" or inner != 1:
+    if not tensor.is_cuda or tensor.stride(-1) != 1:
         return 1
-    bytes_each = tensor.element_size()
-    shared = math.gcd(tensor.shape[-1], *outer, tensor.data_ptr() // bytes_each, VECTOR_BYTES // bytes_each)
-    return shared if tensor.data_ptr() % bytes_each == 0 else 1
+    each, address = tensor.element_size(), tensor.data_ptr()
+    outer = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride(), strict=False) if size > 1]
+    return math.gcd(tensor.shape[-1], *outer, address // each, VECTOR_BYTES // each) if address % each == 0 else 1
 
 
 def run(
-    make: Callable[..., Any], key: tuple[Any, ...], tensors: Sequence[Tensor | Wide], numbers: Sequence[float]
+    make: Callable[..., Any], key: tuple[Any, ...], tensors: Sequence[Argument], numbers: Sequence[float]
 ) -> None:
     """Compile `make(numerics, *key)` for the device of `tensors` if need be, and call it there."""
     views = [tensor if isinstance(tensor, Wide) else Wide(tensor, 1) for tensor in tensors]
@@ -115,10 +120,10 @@ def run(
     kernel = compiled(make, target_of(device), key)
     strides = [stride for view in views for stride in view.strides()]
     if device.type == "cpu":
-        kernel(*(_c_tensor(view.tensor) for view in views), *numbers, *strides)
+        kernel(*(_c_tensor(view.tensor.detach()) for view in views), *numbers, *strides)
         return
     with torch.cuda.device(device):
-        kernel(*(view.tensor for view in views), *numbers, *strides)
+        kernel(*(view.tensor.detach() for view in views), *numbers, *strides)
 
 
 def compiled(make: Callable[..., Any], target: Target, key: tuple[Any, ...]) -> Any:

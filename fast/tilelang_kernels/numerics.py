@@ -1,22 +1,31 @@
 """The contract's arithmetic for each of TileLang's two targets, and where the targets differ in launch and memory.
 
-A kernel body is traced once per target with a `Numerics` at hand. What it computes is the same expression on both;
+A kernel body is traced once for a target, with a `Numerics` at hand. What it computes is the same expression on both;
 only the leaves differ: IEEE intrinsics on CUDA, inline C functions of the same meaning on the CPU ("c").
 Plain operators on floats are never used: TileLang's simplifier rewrites them ((x + C) - C becomes x, 0 + x loses the
 sign of zero), and it sees through none of these leaves.
+
+On CUDA the numbers of streams and columns are fixed when a kernel is traced; in C they stay numbers, so that one
+compilation serves every shape. `Numerics` hides that too: loops over streams are unrolled where their length is fixed.
+
+A number that a kernel is called with must reach a macro under its own name, or inside an object: TileLang renames the
+kernel's parameter to that of the macro, and two parameters of one name do not compile.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tilelang.language as T
 
+from fast.tilelang_kernels import MAX_STREAMS
+
 LANES = 64
 SEGMENT = 512
 BLOCKS = SEGMENT // LANES
+PAIRS = LANES // 2
 
 F32 = T.float32
 
@@ -29,7 +38,7 @@ EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0
 EXP_POLYNOMIAL = tuple(
     map(
         float.fromhex,
-        ("0x1.6c16c2p-10", "0x1.111112p-7", "0x1.555556p-5", "0x1.555556p-3", "0x1p-1", "0x1p0", "0x1p0"),
+        ("0x1.6a23d0p-10", "0x1.123a20p-7", "0x1.5558f2p-5", "0x1.555492p-3", "0x1.fffffcp-2", "0x1p0", "0x1p0"),
     )
 )
 
@@ -67,7 +76,7 @@ class Numerics:
 
     def kernel(self, *grid: Any, threads: int) -> Any:
         """Open a launch over `grid`; on the CPU its blocks, and the threads of each, run one after the other."""
-        return T.Kernel(*grid, threads=threads) if self.cuda else T.Kernel(*grid, threads=threads, prelude=C_ARITHMETIC)
+        return T.Kernel(*grid, threads=threads, prelude=None if self.cuda else C_ARITHMETIC)
 
     def tensor(self, pointer: Any, dtype: Any, shape: Sequence[Any], strides: Sequence[Any], vector: int = 1) -> Any:
         """Return the tensor at a kernel's pointer argument; with `vector`, outer strides are counted in vectors.
@@ -83,17 +92,31 @@ class Numerics:
         """Return a block's shared memory: dynamic on CUDA, where it may pass 48 KB, a plain array in C."""
         return T.alloc_shared(shape, dtype, scope="shared.dyn" if self.cuda else "shared")
 
+    def threads(self, count: int) -> Any:
+        """Return the loop over a block's threads; in C a plain one, over which TileLang spends no thought."""
+        return T.Parallel(count) if self.cuda else T.serial(count)
+
     def vector(self, count: int) -> Any:
         """Return the loop that moves `count` neighbours at a time; C has no vectors."""
         return T.vectorized(count) if self.cuda else T.serial(count)
 
-    def row(self, buffer: Any, count: int, *after: Any) -> list[Any]:
-        """Return buffer[0, *after] to buffer[count - 1, *after], for use in one expression."""
-        return [buffer[(i, *after)] for i in range(count)]
+    def choice(self, fixed: int | None, number: Any) -> Any:
+        """Return what a kernel was compiled for, if it was, else the number that it is called with."""
+        return number if fixed is None else fixed
 
-    def widened(self, buffer: Any, count: int, *after: Any) -> list[Any]:
-        """Return the same of a bf16 buffer, as fp32."""
-        return [self.widen(value) for value in self.row(buffer, count, *after)]
+    def loop(self, count: Any) -> Any:
+        """Return the loop over streams: unrolled where their number is fixed."""
+        return T.unroll(count) if isinstance(count, int) else T.serial(count)
+
+    def most(self, n: Any) -> int:
+        """Return how many streams there can be."""
+        return n if isinstance(n, int) else MAX_STREAMS
+
+    def pick(self, condition: Any, a: Any, b: Any) -> Any:
+        """Return a where `condition`, known now or not, holds, else b."""
+        if isinstance(condition, bool):
+            return a if condition else b
+        return T.if_then_else(condition, a, b)
 
     def add(self, a: Any, b: Any) -> Any:
         """Return a + b, rounded."""
@@ -140,34 +163,110 @@ class Numerics:
         pattern = struct.unpack("<i", struct.pack("<f", value))[0]
         return T.float32(value) if self.cuda else T.call_extern(F32, "hc_float", T.int32(pattern))
 
-    def select(self, condition: Any, a: Any, b: Any) -> Any:
-        """Return a where `condition` holds, else b."""
-        return T.if_then_else(condition, a, b)
+    def power_of_two(self, exponent: Any) -> Any:
+        """Return 2^exponent for an int32 exponent in -126..127."""
+        return self.from_bits((exponent + 127) << 23)
 
-    def total(self, values: Iterable[Any]) -> Any:
-        """Return the sum of `values` in the order given, from +0."""
-        result = self.constant(0.0)
-        for value in values:
-            result = self.add(result, value)
-        return result
-
-    def weighted(self, weights: Sequence[Any], values: Sequence[Any]) -> Any:
-        """Return the sum of weight * value in the order given, from +0; products and sums are rounded apart."""
-        return self.total(self.mul(w, v) for w, v in zip(weights, values, strict=True))
-
-    def mean(self, values: Sequence[Any]) -> Any:
-        """Return the sum of `values` in the order given, from +0, divided once by how many they are.
+    def share(self, total: Any, count: Any) -> Any:
+        """Return total / count, rounded.
 
         Dividing by a power of two and multiplying by its reciprocal round alike; the latter is one instruction.
         """
-        count, total = len(values), self.total(values)
-        if count & (count - 1) == 0:
+        if isinstance(count, int) and count & (count - 1) == 0:
             return self.mul(total, self.constant(1.0 / count))
-        return self.div(total, self.constant(float(count)))
+        return self.div(total, T.cast(count, F32))
 
-    def posted(self, gate: Any, x: Any, weights: Sequence[Any], values: Sequence[Any]) -> Any:
-        """Return gate * x with each weight * value added in the order given, each step rounded."""
-        result = self.mul(gate, x)
-        for weight, value in zip(weights, values, strict=True):
-            result = self.add(result, self.mul(weight, value))
-        return result
+    def tree(self, values: Sequence[Any]) -> Any:
+        """Return the sum of adjacent pairs, of their adjacent pairs, and so on; a power of two of values."""
+        if len(values) == 1:
+            return values[0]
+        middle = len(values) // 2
+        return self.add(self.tree(values[:middle]), self.tree(values[middle:]))
+
+    def reciprocal_rms(self, squares: Any, count: Any, eps: Any) -> Any:
+        """Return 1 / sqrt(squares / count + eps), each step rounded."""
+        return self.div(self.constant(1.0), self.sqrt(self.add(self.div(squares, count), eps)))
+
+    def logit(self, mix: Any, scale: Any, base: Any) -> Any:
+        """Return mix * scale + base, rounded twice."""
+        return self.add(self.mul(mix, scale), base)
+
+
+@T.macro
+def exp(o, value):
+    """Return the contract's exponential; the steps are the oracle's, and a test compares their bits.
+
+    Every step is stored: TileLang puts the text of a name that is merely bound wherever the name stands, which
+    multiplies the work.
+    """
+    highest = o.constant(EXP_HIGHEST)
+    lowest = o.constant(EXP_LOWEST)
+    x = T.alloc_var(F32)
+    m = T.alloc_var(F32)
+    p = T.alloc_var(F32)
+    k = T.alloc_var(T.int32)
+    x = value
+    x = T.if_then_else(x > highest, highest, x)
+    x = T.if_then_else(x < lowest, lowest, x)
+    m = o.fma(x, o.constant(LOG2_E), o.constant(MAGIC))
+    k = o.bits(m) - MAGIC_BITS
+    m = o.sub(m, o.constant(MAGIC))
+    x = o.fma(m, o.constant(-LN2_HIGH), x)
+    x = o.fma(m, o.constant(-LN2_LOW), x)
+    p = o.constant(EXP_POLYNOMIAL[0])
+    for coefficient in EXP_POLYNOMIAL[1:]:
+        p = o.fma(p, x, o.constant(coefficient))
+    p = o.mul(p, o.power_of_two(k >> 1))
+    return o.mul(p, o.power_of_two(k - (k >> 1)))
+
+
+@T.macro
+def sigmoid(o, value):
+    """Return 1 / (1 + exp(-value)), each step rounded."""
+    one = o.constant(1.0)
+    return o.div(one, o.add(one, exp(o, o.mul(o.constant(-1.0), value))))
+
+
+@T.macro
+def move(o, count, source, here, target, there):
+    """Copy `count` neighbours along the last dimension, from source[here] on to target[there] on."""
+    for e in o.vector(count):
+        target[(*there[:-1], there[-1] + e)] = source[(*here[:-1], here[-1] + e)]
+
+
+@T.macro
+def round_to(o, count, source, target):
+    """Round `count` fp32 values to bf16; in a loop of its own, so that they are converted two at a time."""
+    for e in o.vector(count):
+        target[e] = o.round(source[e])
+
+
+@T.macro
+def clear(o, count, target):
+    """Set `count` sums to +0."""
+    for e in T.unroll(count):
+        target[e] = o.constant(0.0)
+
+
+@T.macro
+def add_weighted(o, count, weight, source, sums):
+    """Add weight * value to each of `count` sums, for values in bf16; product and sum are rounded apart."""
+    for e in T.unroll(count):
+        sums[e] = o.add(sums[e], o.mul(weight, o.widen(source[e])))
+
+
+@T.macro
+def each(o, threads, count, body, *given):
+    """Call body(*given, item) for item 0 to count - 1, neighbouring threads taking neighbouring items.
+
+    Left to itself TileLang may hand a thread several neighbours, which spoils the order of its memory accesses.
+    """
+    if o.cuda:
+        for turn in T.serial(T.ceildiv(count, threads)):
+            for thread in T.Parallel(threads):
+                item = turn * threads + thread
+                if item < count:
+                    body(*given, item)
+    else:
+        for item in T.serial(count):
+            body(*given, item)
