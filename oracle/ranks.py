@@ -24,6 +24,8 @@ from oracle.sp import Collective, CollectiveLog
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "end")
 DTYPES = (torch.bfloat16, torch.float32, torch.int64, torch.bool)
+# A compiler's passes recurse; where the main thread's stack is unlimited, a thread's default is 2 MiB.
+RANK_STACK = 64 << 20
 
 Result = TypeVar("Result")
 
@@ -179,9 +181,7 @@ class _Simulation(Generic[Result]):
         self.stopping = False
 
     def run(self) -> Run[Result]:
-        threads = [threading.Thread(target=self._live, args=(rank,), daemon=True) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
+        threads = self._started()
         try:
             while self._round():
                 self.number += 1
@@ -190,6 +190,17 @@ class _Simulation(Generic[Result]):
             for thread in threads:
                 thread.join()
         return Run([result for seat in self.seats for result in seat.results], self.log)
+
+    def _started(self) -> list[threading.Thread]:
+        """Start a thread for each rank, with a stack deep enough for a compiler that a rank's code may call."""
+        before = threading.stack_size(RANK_STACK)
+        try:
+            threads = [threading.Thread(target=self._live, args=(rank,), daemon=True) for rank in range(self.size)]
+            for thread in threads:
+                thread.start()
+        finally:
+            threading.stack_size(before)
+        return threads
 
     def _round(self) -> bool:
         """Let each rank run to its next collective; return whether there is one, the same on all."""
