@@ -16,6 +16,7 @@ import torch
 
 import oracle
 from cases.ops import OPS
+from tests import interpreter
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -98,6 +99,7 @@ def of_user(request: str) -> Implementation:
         raise UsageError(f"--impl expects OP=FILE.py:FUNCTION or OP=MODULE:FUNCTION, got {request!r}")
     if op not in OPS:
         raise UsageError(f"--impl {request}: unknown op {op!r}, expected one of {', '.join(OPS)}")
+    interpreter.repair()
     function = getattr(_import(place, request), function_name, None)
     if not callable(function):
         raise UsageError(f"--impl {request}: {place} has no function {function_name!r}")
