@@ -49,4 +49,5 @@ def rounded(patterns: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, n
 
 def widened(patterns: np.ndarray[Any, np.dtype[np.uint16]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """FP32 patterns of BF16 patterns, exactly."""
-    return np.left_shift(patterns.astype(np.uint32), np.uint32(16))
+    wide: np.ndarray[Any, np.dtype[np.uint32]] = np.left_shift(patterns.astype(np.uint32), np.uint32(16))
+    return wide

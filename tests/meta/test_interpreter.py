@@ -17,7 +17,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def test_conversions_are_the_oracles_on_every_bf16_neighbourhood() -> None:
     """Every BF16 pattern with low halves at, beside and far from the tie: truncation fails half of them."""
     high = np.left_shift(np.arange(1 << 16, dtype=np.uint32)[:, None], np.uint32(16))
-    patterns = (high | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)).reshape(-1)
+    low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)
+    patterns = np.bitwise_or(high, low).reshape(-1)
     values = torch.from_numpy(patterns.view(np.float32))
     expected = bits(round_bf16(values)).numpy().view(np.uint16)
     assert np.array_equal(interpreter.rounded(patterns), expected)
