@@ -6,6 +6,7 @@ binds it, later ones must agree. Each refusal is one sentence: op, argument, exp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 BF16 = torch.bfloat16
 F32 = torch.float32
 
+MAX_STREAMS = 8
 MAY_BE_EMPTY = frozenset({"T"})
+AT_MOST = {"n": MAX_STREAMS}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Output:
 class Arguments:
     """The tensors and numbers of one call, checked as they are named.
 
-    `sizes` maps each size name ("T", "n", "H", ...) to its value; every size but T must be at least 1.
+    `sizes` maps each size name ("T", "n", "H", ...) to its value; every size but T must be at least 1, n at most 8.
     """
 
     def __init__(self, op: str, device_type: str | None = None, because: str = "") -> None:
@@ -85,16 +88,18 @@ class Arguments:
         return value
 
     def number(self, name: str, value: float) -> float:
-        """Check a real number; return it as a float."""
+        """Check that a real number is finite and not negative; return it as a float."""
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise TypeError(f"{self.op}: {name} must be a number, got {type(value).__name__}")
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{self.op}: {name} must be finite and not negative, got {value}")
         return float(value)
 
     def config(self, config: Config) -> Constants:
         """Check the model's constants and unpack them to plain numbers; hc_mult must be n."""
         try:
             constants = Constants(
-                hc_mult=self.integer("config.hc_mult", config.hc_mult),
+                hc_mult=self.integer("config.hc_mult", config.hc_mult, 1, MAX_STREAMS),
                 sinkhorn_iters=self.integer("config.sinkhorn_iters", config.sinkhorn_iters),
                 **{name: self.number(f"config.{name}", getattr(config, name)) for name in _REALS},
             )
@@ -145,17 +150,17 @@ class Arguments:
             raise ValueError(f"{self.op}: {name} must be on {self._device} like {first}, got {value.device}")
 
     def _bind(self, name: str, value: Tensor, shape: list[str]) -> None:
-        listed = ", ".join(shape)
+        listed, got_shape = ", ".join(shape), list(value.shape)
         if value.dim() != len(shape):
-            raise ValueError(f"{self.op}: {name} must be [{listed}], got {list(value.shape)}")
+            raise ValueError(f"{self.op}: {name} must be [{listed}], got {got_shape}")
         for size, got in zip(shape, value.shape, strict=True):
             expected = int(size) if size.isdigit() else self.sizes.setdefault(size, got)
             if got != expected:
-                raise ValueError(
-                    f"{self.op}: {name} must be [{listed}] with {size} = {expected}, got {list(value.shape)}"
-                )
+                raise ValueError(f"{self.op}: {name} must be [{listed}] with {size} = {expected}, got {got_shape}")
             if got < 1 and size not in MAY_BE_EMPTY:
-                raise ValueError(f"{self.op}: {name} must have {size} of at least 1, got {list(value.shape)}")
+                raise ValueError(f"{self.op}: {name} must have {size} of at least 1, got {got_shape}")
+            if got > AT_MOST.get(size, got):
+                raise ValueError(f"{self.op}: {name} must have {size} of at most {AT_MOST[size]}, got {got_shape}")
 
     def _check_out(self, output: Output, shape: tuple[int, ...], tensor: Tensor, contiguous: bool) -> None:
         where = f"{self.op}: out ({output.name})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fast.arguments import MAX_STREAMS
+
 MODULES = {
     "expand": "streams",
     "collapse": "collapse",
@@ -21,8 +23,6 @@ MODULES = {
     "post_pre": "boundary",
     "post_pre_delayed": "boundary",
 }
-
-MAX_STREAMS = 8
 
 
 def refusal(op: str, hc_mult: int | None, hidden_size: int | None) -> str:  # noqa: ARG001

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from fast.arguments import BF16, F32, Arguments, Constants, Output
 from fast.registry import Config
-from fast.triton_kernels import MAX_STREAMS
 from fast.triton_kernels.coefficients import (
     comb_outputs,
     reciprocal_rms,
@@ -32,11 +31,10 @@ from fast.triton_kernels.coefficients import (
     token_block,
 )
 from fast.triton_kernels.collapse import load_streams, load_weights, run_collapse, weighted_sum
-from fast.triton_kernels.launch import Spec, Tile, arguments, blocks, launch, power_of_two, spec
+from fast.triton_kernels.launch import Tile, arguments, blocks, launch, power_of_two
 from fast.triton_kernels.norm import run_collapse_norm, store_normed
 from fast.triton_kernels.numerics import block, device, load_bf16, round_bf16, store_bf16, wide
 from fast.triton_kernels.reduce import (
-    MANY_TOKENS,
     STEPS,
     Segments,
     add_products,
@@ -132,12 +130,11 @@ def store_layer_input(
 
 @triton.jit(do_not_specialize=["tokens", "rows"])
 def epilogue_kernel(
-    partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, layer_input, norm_weight, tokens, columns,
-    segments: tl.constexpr, rows, iters: tl.constexpr, numel, rms_eps, pre_eps, sinkhorn_eps, post_mult, norm_eps,
-    scale_o, base_o,
+    partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, layer_input, norm_weight, tokens, columns, rows,
+    numel, rms_eps, pre_eps, sinkhorn_eps, post_mult, norm_eps, scale_o, base_o,
     pre_t, pre_n, post_t, post_n, comb_t, comb_i, comb_k, layer_t, layer_h, weight_h,
-    NORM: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
-    SCALE_T: tl.constexpr, SCALE_H: tl.constexpr,
+    SEGMENTS: tl.constexpr, ITERS: tl.constexpr, NORM: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr, SCALE_T: tl.constexpr, SCALE_H: tl.constexpr,
 ):  # fmt: skip
     """Coefficients of a block of tokens from their segment sums; further programs of a block scale its layer input."""
     first = block(0, BLOCK_T)
@@ -145,7 +142,7 @@ def epilogue_kernel(
     step = wide(tokens) * rows
     if role == 0:
         store_block_coefficients(
-            partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, first, tokens, segments, step, iters, numel,
+            partial, hc_scale, hc_base, pre_mix, post_mix, comb_mix, first, tokens, SEGMENTS, step, ITERS, numel,
             rms_eps, pre_eps, sinkhorn_eps, post_mult, scale_o, base_o, pre_t, pre_n, post_t, post_n,
             comb_t, comb_i, comb_k, N, WIDTH, BLOCK_T,
         )  # fmt: skip
@@ -156,7 +153,7 @@ def epilogue_kernel(
         h = wide((role - 1) // parts) * SCALE_H + tl.arange(0, SCALE_H)
         squares = partial + wide(tokens) * (N * (N + 2) + 1) + t
         store_normed(
-            layer_input, norm_weight, squares, layer_input, t, h, tokens, columns, segments, step, norm_eps,
+            layer_input, norm_weight, squares, layer_input, t, h, tokens, columns, SEGMENTS, step, norm_eps,
             layer_t, layer_h, weight_h, layer_t, layer_h,
         )  # fmt: skip
 
@@ -216,7 +213,7 @@ class Gates:
     ) -> Gates:
         """Check the arguments that all boundaries share; `columns` names the size of a row of fn."""
         constants = call.config(config)
-        n = call.integer("config.hc_mult", constants.hc_mult, 1, MAX_STREAMS)
+        n = constants.hc_mult
         call.size("M", n * (n + 2))
         call.size("n*H", n * call["H"])
         call.tensor("fn", fn, F32, f"M {columns}")
@@ -304,11 +301,12 @@ def run_epilogue(
     scaling = size // tile.tokens * blocks(columns, tile.columns) if norm else 0
     launch(
         epilogue_kernel, (blocks(tokens, size), 1 + scaling), partial, gates.hc_scale, gates.hc_base, pre_mix, post_mix,
-        comb_mix, layer_input, gates.norm_weight, tokens, columns, segments, rows, constants.sinkhorn_iters,
+        comb_mix, layer_input, gates.norm_weight, tokens, columns, rows,
         float(gates.fn.shape[1]), constants.rms_eps, constants.hc_pre_eps, constants.hc_sinkhorn_eps,
         constants.post_mult, constants.norm_eps, *gates.hc_scale.stride(), *gates.hc_base.stride(),
         *pre_mix.stride(), *post_mix.stride(), *comb_mix.stride(), *steps(layer_input, 2), *steps(gates.norm_weight, 1),
-        NORM=norm, N=n, WIDTH=power_of_two(n), BLOCK_T=size, SCALE_T=tile.tokens, SCALE_H=tile.columns, warps=1,
+        SEGMENTS=segments, ITERS=constants.sinkhorn_iters, NORM=norm, N=n, WIDTH=power_of_two(n), BLOCK_T=size,
+        SCALE_T=tile.tokens, SCALE_H=tile.columns, warps=1,
     )  # fmt: skip
 
 
@@ -458,49 +456,3 @@ def post_pre_delayed(
     ).run(gates)  # fmt: skip
     run_epilogue(gates, partial, next_pre_mix, next_post, next_comb, layer_input)
     return new, next_post, next_comb, layer_input, next_pre_mix, aux
-
-
-def specs() -> list[Spec]:
-    """The compilations that calls on contiguous tensors of a released model lead to."""
-    v41: dict[str, bool | str] = {"POST": True, "ENTRY": False, "COLLAPSE": "carried", "NORM": True, "AUX": True}
-    v4: dict[str, bool | str] = {"POST": True, "ENTRY": False, "COLLAPSE": "later", "NORM": False, "AUX": False}
-    entry: dict[str, bool | str] = {"POST": False, "ENTRY": True, "COLLAPSE": "first", "NORM": True, "AUX": False}
-    sizes = ((1, 1), (4, 1), (4, MANY_TOKENS), (8, 1))
-    passes = [_pass_spec(n, tokens, **flags) for n, tokens in sizes for flags in (v41, v4, entry)]
-    return [*passes, *(_epilogue_spec(n, norm) for n in (1, 4, 8) for norm in (False, True))]
-
-
-def _pass_spec(n: int, tokens: int, **flags: bool | str) -> Spec:
-    outputs = n * (n + 2)
-    shape = Segments.over(tokens, 5120, outputs)
-    name = " ".join(f"{flag}={value}" for flag, value in flags.items())
-    absent = {"new": "POST", "post_mix": "POST", "comb_mix": "POST", "aux": "AUX"}
-    missing: list[str] = [tensor for tensor, flag in absent.items() if not flags[flag]]
-    missing += ["pre_mix"] if flags["COLLAPSE"] != "carried" else []
-    missing += ["layer_input"] if flags["COLLAPSE"] == "later" else []
-    bf16 = [f"{tensor}:bf16" for tensor in ("x", "residual", "new", "layer_input", "aux") if tensor not in missing]
-    f32 = [f"{tensor}:fp32" for tensor in ("post_mix", "comb_mix", "pre_mix", "fn", "partial") if tensor not in missing]
-    return spec(
-        f"boundary n={n} BLOCK_T={shape.tokens} {name}", stream_kernel, " ".join(bf16 + f32),
-        {**flags, **dict.fromkeys(missing), "N": n, "M": outputs, "GROUP": shape.group, **shape.constants},
-        unit=("x_h", "residual_h", "post_n", "comb_k", "pre_n", "fn_k", "new_h", "layer_h", "aux_h"),
-        odd=("tokens", "segments", "post_t", "comb_t", "comb_i", "pre_t"), warps=shape.warps, separate=False,
-    )  # fmt: skip
-
-
-def _epilogue_spec(n: int, norm: bool) -> Spec:
-    bf16 = "layer_input:bf16 norm_weight:bf16" if norm else ""
-    absent = {} if norm else {"layer_input": None, "norm_weight": None}
-    tile = Tile.over(1, 5120)
-    return spec(
-        f"epilogue n={n} NORM={norm}", epilogue_kernel,
-        f"partial:fp32 hc_scale:fp32 hc_base:fp32 pre_mix:fp32 post_mix:fp32 comb_mix:fp32 {bf16}",
-        {
-            **absent, "NORM": norm, "N": n, "WIDTH": power_of_two(n), "BLOCK_T": token_block(1, n),
-            "segments": 10, "iters": 20,
-            "SCALE_T": tile.tokens, "SCALE_H": tile.columns,
-        },
-        unit=("scale_o", "base_o", "pre_n", "post_n", "comb_k", "layer_h", "weight_h"),
-        odd=("tokens", "rows", "pre_t", "post_t", "comb_t", "comb_i"),
-        floats=("numel", "rms_eps", "pre_eps", "sinkhorn_eps", "post_mult", "norm_eps"), warps=1, separate=False,
-    )  # fmt: skip

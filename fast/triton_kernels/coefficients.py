@@ -8,13 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.arguments import BF16, F32, Constants, Output
+from fast.arguments import BF16, F32, MAX_STREAMS, Constants, Output
 from fast.registry import Config
-from fast.triton_kernels import MAX_STREAMS
-from fast.triton_kernels.launch import Spec, Tile, arguments, blocks, launch, power_of_two, spec
+from fast.triton_kernels.launch import Tile, arguments, blocks, launch, power_of_two
 from fast.triton_kernels.numerics import INTERPRETED, block, device, div, exp, load_bf16, sigmoid, sqrt, wide
 from fast.triton_kernels.reduce import (
-    MANY_TOKENS,
     STEPS,
     Segments,
     add_products,
@@ -60,14 +58,14 @@ def project_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def sum_kernel(
-    partial, sums, squares, tokens, segments: tl.constexpr, outputs, sums_t, sums_o, squares_t,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    partial, sums, squares, tokens, outputs, sums_t, sums_o, squares_t,
+    SEGMENTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
     o = block(1, BLOCK_H)
     mask = (t < tokens)[:, None] & (o <= outputs)[None, :]
     total = tl.full([BLOCK_T, BLOCK_H], 0.0, tl.float32)
-    for s in range(segments):
+    for s in range(SEGMENTS):
         row = wide(s) * (outputs + 1) + o
         total = total + tl.load(partial + (row * tokens)[None, :] + t[:, None], mask=mask, other=0.0)
     tl.store(sums + (t * sums_t)[:, None] + (o * sums_o)[None, :], total, mask=mask & (o < outputs)[None, :])
@@ -118,15 +116,15 @@ def divide_columns(comb, eps, n: tl.constexpr, block_t: tl.constexpr, width: tl.
 
 @triton.jit(do_not_specialize=["tokens"])
 def sinkhorn_kernel(
-    logits, comb_mix, tokens, iters: tl.constexpr, eps, logits_t, logits_i, logits_k, comb_t, comb_i, comb_k,
-    N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
+    logits, comb_mix, tokens, eps, logits_t, logits_i, logits_k, comb_t, comb_i, comb_k,
+    ITERS: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)[:, None, None]
     i = tl.arange(0, WIDTH)[None, :, None]
     k = tl.arange(0, WIDTH)[None, None, :]
     mask = (t < tokens) & (i < N) & (k < N)
     tile = tl.load(logits + t * logits_t + wide(i) * logits_i + wide(k) * logits_k, mask=mask, other=0.0)
-    comb = sinkhorn_of(tile, iters, eps, N, BLOCK_T, WIDTH)
+    comb = sinkhorn_of(tile, ITERS, eps, N, BLOCK_T, WIDTH)
     tl.store(comb_mix + t * comb_t + wide(i) * comb_i + wide(k) * comb_k, comb, mask=mask)
 
 
@@ -175,10 +173,9 @@ def store_coefficients(
 
 @triton.jit(do_not_specialize=["tokens"])
 def coefficients_kernel(
-    mixes, hc_scale, hc_base, pre_mix, post_mix, comb_mix, tokens, iters: tl.constexpr,
-    pre_eps, sinkhorn_eps, post_mult,
+    mixes, hc_scale, hc_base, pre_mix, post_mix, comb_mix, tokens, pre_eps, sinkhorn_eps, post_mult,
     mixes_t, mixes_o, scale_o, base_o, pre_t, pre_n, post_t, post_n, comb_t, comb_i, comb_k,
-    N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
+    ITERS: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
     there = t < tokens
@@ -192,7 +189,7 @@ def coefficients_kernel(
     comb = tl.load(row[:, None, None] + wide(comb_outputs(i, k, N)) * mixes_o, mask=mask, other=0.0)
     store_coefficients(
         pre, post, comb, hc_scale, hc_base, scale_o, base_o, pre_mix + t * pre_t, post_mix + t * post_t,
-        comb_mix + t * comb_t, pre_n, post_n, comb_i, comb_k, there, iters, pre_eps, sinkhorn_eps, post_mult,
+        comb_mix + t * comb_t, pre_n, post_n, comb_i, comb_k, there, ITERS, pre_eps, sinkhorn_eps, post_mult,
         N, BLOCK_T, WIDTH,
     )  # fmt: skip
 
@@ -234,7 +231,6 @@ def project(x: Tensor, fn: Tensor, *, out: Sequence[Tensor] | None = None) -> tu
     call = arguments("project")
     call.tensor("x", x, BF16, "T H" if isinstance(x, Tensor) and x.dim() == 2 else "T n H")
     streams = x.unsqueeze(1) if x.dim() == 2 else x
-    call.integer("streams of x", streams.shape[1], 1, MAX_STREAMS)
     call.size("n*H", streams.shape[1] * streams.shape[2])
     call.tensor("fn", fn, F32, "M n*H")
     sums, squares = call.outputs([Output("sums", F32, "T M"), Output("squares", F32, "T")], out)
@@ -242,8 +238,8 @@ def project(x: Tensor, fn: Tensor, *, out: Sequence[Tensor] | None = None) -> tu
     tokens, outputs = sums.shape
     tile = Tile.over(tokens, outputs + 1)
     launch(
-        sum_kernel, tile.grid(tokens, outputs + 1), partial, sums, squares, tokens, partial.shape[0], outputs,
-        *sums.stride(), *squares.stride(), warps=tile.warps, **tile.constants,
+        sum_kernel, tile.grid(tokens, outputs + 1), partial, sums, squares, tokens, outputs,
+        *sums.stride(), *squares.stride(), SEGMENTS=partial.shape[0], warps=tile.warps, **tile.constants,
     )  # fmt: skip
     return sums, squares
 
@@ -294,15 +290,14 @@ def sinkhorn(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float, out: T
     """
     call = arguments("sinkhorn")
     call.tensor("logits", logits, F32, "T n n")
-    n = call.integer("streams of logits", logits.shape[1], 1, MAX_STREAMS)
     iters = call.integer("sinkhorn_iters", sinkhorn_iters)
     eps = call.number("sinkhorn_eps", sinkhorn_eps)
     (comb_mix,) = call.outputs([Output("comb_mix", F32, "T n n")], out)
-    tokens = logits.shape[0]
+    tokens, n, _ = logits.shape
     size = token_block(tokens, n)
     launch(
-        sinkhorn_kernel, (blocks(tokens, size),), logits, comb_mix, tokens, iters, eps,
-        *logits.stride(), *comb_mix.stride(), N=n, WIDTH=power_of_two(n), BLOCK_T=size, warps=1,
+        sinkhorn_kernel, (blocks(tokens, size),), logits, comb_mix, tokens, eps,
+        *logits.stride(), *comb_mix.stride(), ITERS=iters, N=n, WIDTH=power_of_two(n), BLOCK_T=size, warps=1,
     )  # fmt: skip
     return comb_mix
 
@@ -326,7 +321,7 @@ def coefficients(
     """
     call = arguments("coefficients")
     constants = call.config(config)
-    n = call.integer("config.hc_mult", constants.hc_mult, 1, MAX_STREAMS)
+    n = constants.hc_mult
     call.size("M", n * (n + 2))
     call.tensor("mixes", mixes, F32, "T M")
     call.tensor("hc_scale", hc_scale, F32, "3")
@@ -337,14 +332,15 @@ def coefficients(
     launch(
         coefficients_kernel, (blocks(tokens, size),), mixes, hc_scale, hc_base, pre_mix, post_mix, comb_mix, tokens,
         *plain(constants), *mixes.stride(), *hc_scale.stride(), *hc_base.stride(),
-        *pre_mix.stride(), *post_mix.stride(), *comb_mix.stride(), N=n, WIDTH=power_of_two(n), BLOCK_T=size, warps=1,
+        *pre_mix.stride(), *post_mix.stride(), *comb_mix.stride(),
+        ITERS=constants.sinkhorn_iters, N=n, WIDTH=power_of_two(n), BLOCK_T=size, warps=1,
     )  # fmt: skip
     return pre_mix, post_mix, comb_mix
 
 
-def plain(constants: Constants) -> tuple[int, float, float, float]:
+def plain(constants: Constants) -> tuple[float, float, float]:
     """The numbers that gates and Sinkhorn take, in their kernels' order."""
-    return constants.sinkhorn_iters, constants.hc_pre_eps, constants.hc_sinkhorn_eps, constants.post_mult
+    return constants.hc_pre_eps, constants.hc_sinkhorn_eps, constants.post_mult
 
 
 def fn_broadcast(fn: Tensor, hc_mult: int, *, out: Tensor | None = None) -> Tensor:
@@ -368,55 +364,3 @@ def fn_broadcast(fn: Tensor, hc_mult: int, *, out: Tensor | None = None) -> Tens
         N=n, warps=tile.warps, **tile.constants,
     )  # fmt: skip
     return total
-
-
-def specs() -> list[Spec]:
-    """The compilations that calls on contiguous tensors of a released model lead to."""
-    return [
-        *(_project_spec(n, tokens) for n in (1, 4, 8) for tokens in (1, MANY_TOKENS)),
-        *_small_specs(4),
-        *_small_specs(8),
-    ]
-
-
-def _project_spec(n: int, tokens: int) -> Spec:
-    outputs = n * (n + 2)
-    shape = Segments.over(tokens, 5120, outputs)
-    return spec(
-        f"project n={n} BLOCK_T={shape.tokens}", project_kernel, "x:bf16 fn:fp32 partial:fp32",
-        {"N": n, "M": outputs, "GROUP": shape.group, **shape.constants}, unit=("x_h", "fn_k"),
-        odd=("tokens", "segments", "rows", "squares_row"), warps=shape.warps, separate=False,
-    )  # fmt: skip
-
-
-def _small_specs(n: int) -> list[Spec]:
-    width = power_of_two(n)
-    constants = {"N": n, "WIDTH": width, "BLOCK_T": max(1, COMPILED_ENTRIES // width**2), "iters": 20}
-    tile = {"BLOCK_T": 1, "BLOCK_H": power_of_two(n * (n + 2) + 1)}
-    sizes = ("tokens", "outputs", "columns")
-    steps = ("mixes_t", "pre_t", "post_t", "comb_t", "comb_i", "logits_t", "logits_i", "sums_t")
-    odd = (*sizes, *steps)
-    return [
-        spec(
-            f"sum n={n}", sum_kernel, "partial:fp32 sums:fp32 squares:fp32", {**tile, "segments": 10},
-            unit=("sums_o", "squares_t"), odd=odd, warps=1,
-        ),
-        spec(
-            f"mixes n={n}", mixes_kernel, "sums:fp32 squares:fp32 mixes:fp32", tile,
-            unit=("sums_o", "squares_t", "mixes_o"), odd=odd, floats=("numel", "rms_eps"), warps=1, separate=False,
-        ),
-        spec(
-            f"sinkhorn n={n}", sinkhorn_kernel, "logits:fp32 comb_mix:fp32", constants,
-            unit=("logits_k", "comb_k"), odd=odd, floats=("eps",), warps=1, separate=False,
-        ),
-        spec(
-            f"coefficients n={n}", coefficients_kernel,
-            "mixes:fp32 hc_scale:fp32 hc_base:fp32 pre_mix:fp32 post_mix:fp32 comb_mix:fp32", constants,
-            unit=("mixes_o", "scale_o", "base_o", "pre_n", "post_n", "comb_k"), odd=odd,
-            floats=("pre_eps", "sinkhorn_eps", "post_mult"), warps=1, separate=False,
-        ),
-        spec(
-            f"fn_broadcast n={n}", broadcast_kernel, "fn:fp32 out:fp32", {"N": n, "BLOCK_T": 1, "BLOCK_H": 1024},
-            unit=("fn_k", "out_h"), odd=("outputs",),
-        ),
-    ]  # fmt: skip

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fast.arguments import BF16, F32, Output
-from fast.triton_kernels.launch import COMPILED_COLUMNS, Spec, Tile, arguments, launch, spec
+from fast.triton_kernels.launch import Tile, arguments, launch
 from fast.triton_kernels.numerics import append, block, device, load_bf16, store_bf16, wide
 
 
@@ -75,15 +75,3 @@ def run_collapse(residual: Tensor, pre_mix: Tensor, layer_input: Tensor) -> None
         collapse_kernel, tile.grid(tokens, columns), residual, pre_mix, layer_input, tokens, columns,
         *residual.stride(), *pre_mix.stride(), *layer_input.stride(), N=n, warps=tile.warps, **tile.constants,
     )  # fmt: skip
-
-
-def specs() -> list[Spec]:
-    """The compilations that calls on contiguous tensors of a released model lead to."""
-    return [
-        spec(
-            f"collapse n={n}", collapse_kernel, "residual:bf16 pre_mix:fp32 out:bf16",
-            {"N": n, "BLOCK_T": 1, "BLOCK_H": COMPILED_COLUMNS},
-            unit=("residual_h", "pre_n", "out_h"), odd=("tokens", "pre_t"),
-        )
-        for n in (1, 4, 8)
-    ]  # fmt: skip

@@ -9,27 +9,26 @@ from torch import Tensor
 
 from fast.arguments import BF16, F32, Output
 from fast.registry import Config
-from fast.triton_kernels import MAX_STREAMS
 from fast.triton_kernels.coefficients import logits_of, pre_of, reciprocal_rms, run_project, token_block
 from fast.triton_kernels.collapse import run_collapse
-from fast.triton_kernels.launch import Spec, arguments, blocks, launch, power_of_two, spec
+from fast.triton_kernels.launch import arguments, blocks, launch, power_of_two
 from fast.triton_kernels.numerics import block, wide
 from fast.triton_kernels.reduce import segment_sum
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def gate_kernel(
-    partial, hc_scale, hc_base, pre_mix, tokens, segments: tl.constexpr, numel, rms_eps, pre_eps, base_o,
-    N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
+    partial, hc_scale, hc_base, pre_mix, tokens, numel, rms_eps, pre_eps, base_o,
+    SEGMENTS: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
     i = tl.arange(0, WIDTH)
     inside = (i < N)[None, :]
     mask = (t < tokens)[:, None] & inside
     step = wide(tokens) * (N + 1)
-    squares = segment_sum(partial + wide(tokens) * N + t, step, segments, t < tokens)
+    squares = segment_sum(partial + wide(tokens) * N + t, step, SEGMENTS, t < tokens)
     r = reciprocal_rms(squares, numel, rms_eps)
-    sums = segment_sum(partial + (wide(i) * tokens)[None, :] + t[:, None], step, segments, mask)
+    sums = segment_sum(partial + (wide(i) * tokens)[None, :] + t[:, None], step, SEGMENTS, mask)
     logits = logits_of(sums * r[:, None], hc_scale, hc_base, base_o, i[None, :], inside)
     tl.store(pre_mix + (t * N)[:, None] + i[None, :], pre_of(logits, pre_eps), mask=mask)
 
@@ -51,7 +50,7 @@ def head(
     call = arguments("head")
     call.tensor("residual", residual, BF16, "T n H")
     constants = call.config(config)
-    n = call.integer("config.hc_mult", constants.hc_mult, 1, MAX_STREAMS)
+    n = constants.hc_mult
     call.size("n*H", n * residual.shape[2])
     call.tensor("fn", fn, F32, "n n*H")
     call.tensor("hc_scale", hc_scale, F32, "1")
@@ -62,21 +61,9 @@ def head(
     pre_mix = torch.empty((tokens, n), dtype=F32, device=residual.device)
     size = token_block(tokens, n)
     launch(
-        gate_kernel, (blocks(tokens, size),), partial, hc_scale, hc_base, pre_mix, tokens, partial.shape[0],
+        gate_kernel, (blocks(tokens, size),), partial, hc_scale, hc_base, pre_mix, tokens,
         float(fn.shape[1]), constants.rms_eps, constants.hc_pre_eps, *hc_base.stride(),
-        N=n, WIDTH=power_of_two(n), BLOCK_T=size, warps=1,
+        SEGMENTS=partial.shape[0], N=n, WIDTH=power_of_two(n), BLOCK_T=size, warps=1,
     )  # fmt: skip
     run_collapse(residual, pre_mix, hidden)
     return hidden
-
-
-def specs() -> list[Spec]:
-    """The compilations that calls on contiguous tensors of a released model lead to."""
-    return [
-        spec(
-            f"head_gate n={n}", gate_kernel, "partial:fp32 hc_scale:fp32 hc_base:fp32 pre_mix:fp32",
-            {"N": n, "WIDTH": power_of_two(n), "BLOCK_T": token_block(1, n), "segments": 10}, unit=("base_o",),
-            odd=("tokens",), floats=("numel", "rms_eps", "pre_eps"), warps=1, separate=False,
-        )
-        for n in (1, 4, 8)
-    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How kernels are launched: fusion off, on the tensors' device, in blocks that suit the machine; and compile specs.
+"""How kernels are launched: fusion off, on the tensors' device, in blocks that suit the machine.
 
 Blocks are chosen for speed alone. Every kernel computes an element the same way whatever block it lies in, so the
 interpreter, which pays by the program, gets a few large blocks and a GPU many small ones.
@@ -7,7 +7,7 @@ interpreter, which pays by the program, gets a few large blocks and a GPU many s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,56 +24,6 @@ COMPILED_COLUMNS = 1024
 
 # How every launch compiles its kernel; what is compiled to be read compiles the same.
 OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": False}
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One way in which a call compiles its kernel, so that it can be compiled and read without a GPU.
-
-    `signature` gives every argument's Triton type ("*bf16", "i32", "fp32", "constexpr"), `constants` the value of
-    each constexpr, `aligned` the arguments known to be divisible by 16. `separate` kernels hold no fma at all;
-    the others may hold those of the pinned sums, of exp, and inside IEEE division and square root.
-    """
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    constants: Mapping[str, Any]
-    aligned: tuple[str, ...]
-    warps: int
-    separate: bool
-
-
-def spec(
-    name: str,
-    kernel: Any,
-    pointers: str,
-    constants: Mapping[str, Any],
-    *,
-    unit: Sequence[str] = (),
-    odd: Sequence[str] = (),
-    floats: Sequence[str] = (),
-    warps: int = 4,
-    separate: bool = True,
-) -> Spec:
-    """The spec of a call: `pointers` "x:bf16 fn:fp32", `unit` strides of 1, `odd` arguments not divisible by 16.
-
-    Every argument that is not named is a 32-bit integer divisible by 16, as the sizes and outer strides of
-    contiguous tensors of a released model are.
-    """
-    kinds = dict(pointer.split(":") for pointer in pointers.split())
-    fixed = {**constants, **dict.fromkeys(unit, 1)}
-    signature: dict[str, str] = {}
-    for argument in kernel.arg_names:
-        if argument in fixed:
-            signature[argument] = "constexpr"
-        elif argument in kinds:
-            signature[argument] = f"*{kinds[argument]}"
-        else:
-            signature[argument] = "fp32" if argument in floats else "i32"
-    loose = {*fixed, *odd, *floats}
-    aligned = tuple(argument for argument in kernel.arg_names if argument not in loose)
-    return Spec(name, kernel, signature, fixed, aligned, warps, separate)
 
 
 def arguments(op: str) -> Arguments:

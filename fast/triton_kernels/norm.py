@@ -15,10 +15,9 @@ from torch import Tensor
 from fast.arguments import BF16, F32, Output
 from fast.triton_kernels.coefficients import reciprocal_rms
 from fast.triton_kernels.collapse import load_streams, load_weights, weighted_sum
-from fast.triton_kernels.launch import COMPILED_COLUMNS, Spec, Tile, arguments, launch, spec
+from fast.triton_kernels.launch import Tile, arguments, launch
 from fast.triton_kernels.numerics import block, device, load_bf16, round_bf16, store_bf16, wide
 from fast.triton_kernels.reduce import (
-    MANY_TOKENS,
     STEPS,
     Segments,
     add_squares,
@@ -90,13 +89,12 @@ def store_normed(
 
 @triton.jit(do_not_specialize=["tokens"])
 def scale_kernel(
-    hidden, norm_weight, partial, out, tokens, columns, segments: tl.constexpr, eps,
-    hidden_t, hidden_h, weight_h, out_t, out_h,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    hidden, norm_weight, partial, out, tokens, columns, eps, hidden_t, hidden_h, weight_h, out_t, out_h,
+    SEGMENTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     t = block(0, BLOCK_T)
     store_normed(
-        hidden, norm_weight, partial + t, out, t, block(1, BLOCK_H), tokens, columns, segments, tokens, eps,
+        hidden, norm_weight, partial + t, out, t, block(1, BLOCK_H), tokens, columns, SEGMENTS, tokens, eps,
         hidden_t, hidden_h, weight_h, out_t, out_h,
     )  # fmt: skip
 
@@ -170,35 +168,7 @@ def run_scale(hidden: Tensor, norm_weight: Tensor, partial: Tensor, normed: Tens
     tokens, columns = hidden.shape
     tile = Tile.over(tokens, columns)
     launch(
-        scale_kernel, tile.grid(tokens, columns), hidden, norm_weight, partial, normed, tokens, columns,
-        partial.shape[0], eps, *hidden.stride(), *norm_weight.stride(), *normed.stride(),
-        warps=tile.warps, **tile.constants,
+        scale_kernel, tile.grid(tokens, columns), hidden, norm_weight, partial, normed, tokens, columns, eps,
+        *hidden.stride(), *norm_weight.stride(), *normed.stride(),
+        SEGMENTS=partial.shape[0], warps=tile.warps, **tile.constants,
     )  # fmt: skip
-
-
-def specs() -> list[Spec]:
-    """The compilations that calls on contiguous tensors of a released model lead to."""
-    shape = Segments.over(MANY_TOKENS, 5120, 0)
-    odd = ("tokens", "segments", "pre_t")
-    collapses = [
-        spec(
-            f"collapse_squares n={n} rounded={rounded}", collapse_squares_kernel,
-            "residual:bf16 pre_mix:fp32 out:bf16 partial:fp32", {"N": n, "ROUNDED": rounded, **shape.constants},
-            unit=("residual_h", "pre_n", "out_h"), odd=odd, warps=shape.warps, separate=False,
-        )
-        for n in (1, 4, 8)
-        for rounded in (False, True)
-    ]  # fmt: skip
-    return [
-        *collapses,
-        spec(
-            "squares", squares_kernel, "hidden:bf16 partial:fp32", shape.constants, unit=("hidden_h",), odd=odd,
-            warps=shape.warps, separate=False,
-        ),
-        spec(
-            "scale", scale_kernel, "hidden:bf16 norm_weight:bf16 partial:fp32 out:bf16",
-            {"BLOCK_T": 1, "BLOCK_H": COMPILED_COLUMNS, "segments": 10},
-            unit=("hidden_h", "weight_h", "out_h"), odd=odd,
-            floats=("eps",), separate=False,
-        ),
-    ]  # fmt: skip

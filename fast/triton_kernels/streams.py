@@ -6,10 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fast.arguments import BF16, F32, Arguments, Output
-from fast.triton_kernels import MAX_STREAMS
+from fast.arguments import BF16, F32, MAX_STREAMS, Arguments, Output
 from fast.triton_kernels.collapse import load_streams, load_weights, weighted_sum
-from fast.triton_kernels.launch import COMPILED_COLUMNS, Spec, Tile, arguments, launch, spec
+from fast.triton_kernels.launch import Tile, arguments, launch
 from fast.triton_kernels.numerics import append, block, device, div, load_bf16, round_bf16, store_bf16, wide
 
 
@@ -211,30 +210,3 @@ def check_post(call: Arguments, x: Tensor, residual: Tensor, post_mix: Tensor, c
     call.tensor("x", x, BF16, "T H")
     call.tensor("post_mix", post_mix, F32, "T n")
     call.tensor("comb_mix", comb_mix, F32, "T n n")
-
-
-def specs() -> list[Spec]:
-    """The compilations that calls on contiguous tensors of a released model lead to."""
-    return [found for n in (1, 4, 8) for found in _specs(n)]
-
-
-def _specs(n: int) -> list[Spec]:
-    constants = {"N": n, "BLOCK_T": 1, "BLOCK_H": COMPILED_COLUMNS}
-    mixes = "post_mix:fp32 comb_mix:fp32"
-    steps = ("residual_h", "out_h", "x_h", "post_n", "comb_k")
-    odd = ("tokens", "post_t", "comb_t", "comb_i", "pre_t")
-    return [
-        spec(
-            f"expand n={n}", expand_kernel, "hidden:bf16 residual:bf16", constants,
-            unit=("hidden_h", "residual_h"), odd=("tokens",),
-        ),
-        spec(
-            f"stream_mean n={n}", mean_kernel, "residual:bf16 aux:bf16", constants,
-            unit=("residual_h", "aux_h"), odd=("tokens",),
-        ),
-        spec(f"post n={n}", post_kernel, f"x:bf16 residual:bf16 {mixes} out:bf16", constants, unit=steps, odd=odd),
-        spec(
-            f"draft_tail n={n}", tail_kernel, f"x:bf16 residual:bf16 {mixes} pre_mix:fp32 out:bf16", constants,
-            unit=(*steps, "pre_n"), odd=odd,
-        ),
-    ]  # fmt: skip

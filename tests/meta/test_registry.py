@@ -103,6 +103,21 @@ def test_a_wrong_tensor_is_named(value: Any, error: type[Exception], message: st
         checked().tensor("pre_mix", value, F32, "T n")
 
 
+def test_more_streams_than_a_kernel_unrolls_are_refused() -> None:
+    """Catches a compile that never ends, or a Triton error from deep inside."""
+    with pytest.raises(ValueError, match=r"post: residual must have n of at most 8, got \[1, 9, 2\]"):
+        Arguments("post").tensor("residual", torch.zeros(1, 9, 2, dtype=BF16), BF16, "T n H")
+
+
+@pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf")])
+def test_an_eps_is_finite_and_not_negative(value: float) -> None:
+    """Catches a constant that makes every row NaN; the oracle refuses the same ones."""
+    with pytest.raises(ValueError, match="norm: norm_eps must be finite and not negative, got"):
+        Arguments("norm").number("norm_eps", value)
+    with pytest.raises(TypeError, match="norm: norm_eps must be a number, got bool"):
+        Arguments("norm").number("norm_eps", True)
+
+
 def test_only_tokens_may_be_none() -> None:
     """Catches H = 0, for which no launch shape and no mean exist; T = 0 is a rank without tokens."""
     call = Arguments("norm")
