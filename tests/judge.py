@@ -101,9 +101,13 @@ def digests(case: Case, device: str = "cpu") -> dict[str, str]:
     return {spec.name: digest(output) for spec, output in zip(case.spec.outputs, outputs, strict=True)}
 
 
+REPLAYED: dict[str, Inputs] = {}
+"""Inputs, by case name, that came from a file and are not made from the case's recipes."""
+
+
 def built(case: Case) -> Inputs:
-    """A case's inputs, made once for its trials."""
-    return _build_from(case.model_dump_json(by_alias=True))
+    """A case's inputs, made once for its trials, or those of a replay."""
+    return REPLAYED.get(case.name) or _build_from(case.model_dump_json(by_alias=True))
 
 
 @functools.lru_cache(maxsize=2)

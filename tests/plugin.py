@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import json
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from tests.laws import LAWS, applies
 CASES = Path(__file__).parent.parent / "cases"
 REQUIRABLE = ("gpu", "triton", "tilelang")
 RESULT = "verdict"
+DIGESTS = "digests"
 CRASHED = re.compile(r"test_case\[(?P<case>[^:\]]+):(?P<backend>[^:\]]+):tp(?P<tp>\d+)\]")
 
 
@@ -51,8 +54,10 @@ class Session:
         self.probed = fast.backends.probe(self.device)
         self.user = {(impl.name, impl.op): impl for impl in map(of_user, config.getoption("impl"))}
         self.ops = _chosen(config.getoption("op"), tuple(OPS), "--op")
-        self.cases = _chosen_cases(config, self.ops)
-        self.whole = not (config.getoption("case") or config.getoption("tp"))
+        self.dump: Path | None = config.getoption("dump")
+        self.replay: Path | None = config.getoption("replay")
+        self.cases = _chosen_cases(config, self.ops) if self.replay is None else [_replayed(self.replay)]
+        self.whole = not (config.getoption("case") or config.getoption("tp") or self.replay)
         self.tps = _chosen(config.getoption("tp"), TP_SIZES, "--tp")
         self.backends = _chosen_backends(config, self.probed, self.user)
         self.required = (
@@ -92,7 +97,8 @@ class Session:
 
     def rerun(self, trial: Trial) -> str:
         """The command that repeats one trial."""
-        what = f"--case {trial.case.name} --tp {trial.tp}"
+        source = f"--replay {self.replay}" if self.replay else f"--case {trial.case.name}"
+        what = f"{source} --tp {trial.tp}"
         own = self.user.get((trial.backend, trial.case.op))
         who = f"--impl {own.request}" if own else f"--backend {trial.backend}"
         return f"./run check {what} {who}" + (" --device cuda" if self.device == "cuda" else "")
@@ -270,13 +276,34 @@ class Mismatch(AssertionError):
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     ops = {case.name: case.op for case in config.stash[SESSION].cases}
-    seen = (report for reports in terminalreporter.stats.values() for report in reports)
-    found = (_result(report, ops) for report in seen if isinstance(report, pytest.TestReport))
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    seen = [report for report in reports if isinstance(report, pytest.TestReport)]
+    found = (_result(report, ops) for report in seen)
     results = [result for result in found if result is not None]
+    target = config.getoption("verdict_json")
+    if target is not None:
+        _write_verdicts(target, results, seen, config)
     if results:
         terminalreporter.section("verdicts")
         for line in table.render(sorted(results, key=_table_order), config.stash[SESSION].unavailable()):
             terminalreporter.line(line)
+
+
+def _write_verdicts(
+    target: Path, results: list[table.Result], reports: list[pytest.TestReport], config: pytest.Config
+) -> None:
+    from tests import verdicts
+
+    digests: dict[str, dict[str, dict[str, str]]] = {}
+    for report in reports:
+        properties = dict(report.user_properties)
+        raw, text = properties.get(RESULT), properties.get(DIGESTS)
+        if isinstance(raw, dict) and isinstance(text, str):
+            digests.setdefault(raw["case"], {})[f"{raw['backend']} tp{raw['tp']}"] = json.loads(text)
+    tests = Counter(report.outcome for report in reports if report.when == "call" or report.outcome != "passed")
+    device = config.stash[SESSION].device
+    written = verdicts.document(results, digests, versions(), device, tests)
+    target.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def _result(report: pytest.TestReport, ops: dict[str, str]) -> table.Result | None:
@@ -301,6 +328,15 @@ def _device(choice: str) -> str:
         return choice
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     return "cuda" if environment.physical_gpus() and not hidden else "cpu"
+
+
+def _replayed(path: Path) -> Case:
+    """The case of a file that ``--dump`` wrote, its inputs laid by for the judge."""
+    from tests import judge, replay
+
+    case, inputs = replay.load(path)
+    judge.REPLAYED[case.name] = inputs
+    return case
 
 
 def _chosen_cases(config: pytest.Config, ops: tuple[str, ...]) -> list[Case]:

@@ -7,15 +7,20 @@ its pad rows and its empty ranks come from it.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 
 from fast.registry import Unsupported
 from tests.judge import built, digests, judge
-from tests.plugin import Mismatch, Session, Trial, versions
+from tests.plugin import DIGESTS, Mismatch, Session, Trial, versions
+from tests.replay import dump
 from tests.reports import explain_failures
+from tests.verdicts import found_digests
 
 
-def test_case(trial: Trial, session: Session, device: str) -> None:
+def test_case(trial: Trial, session: Session, device: str, record_property: Callable[[str, object], None]) -> None:
     """One verdict; catches whatever the case's ``catches`` names, on any backend."""
     case = trial.case
     if case.size == "large" and device == "cpu":
@@ -25,13 +30,15 @@ def test_case(trial: Trial, session: Session, device: str) -> None:
         failures = judge(case, implementation, trial.tp, device=device)
     except Unsupported as reason:
         pytest.skip(str(reason))
+    record_property(DIGESTS, json.dumps(found_digests(case, failures)))
     if failures:
         command = session.rerun(trial)
         params = built(case).params
-        raise Mismatch(
-            explain_failures(case, trial.backend, failures, params=params, rerun=command, versions=versions())
-        )
-    if trial.backend == "oracle":
+        text = explain_failures(case, trial.backend, failures, params=params, rerun=command, versions=versions())
+        if session.dump is not None:
+            text += "\n" + dump(session.dump, case, trial.backend, trial.tp, failures)
+        raise Mismatch(text)
+    if trial.backend == "oracle" and session.replay is None:
         require_blessed(trial, device)
 
 

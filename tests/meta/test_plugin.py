@@ -151,7 +151,7 @@ class Asked:
 
     def __init__(self, **options: object) -> None:
         lists: dict[str, object] = {name: [] for name in ("op", "case", "tp", "backend", "impl", "require")}
-        self.options = lists | {"device": "cpu"} | options
+        self.options = lists | {"device": "cpu", "dump": None, "replay": None} | options
 
     def getoption(self, name: str) -> object:
         return self.options[name]
