@@ -50,6 +50,7 @@ JOBS = {
         "all of check at full size on a GPU, with graphs, streams, big offsets, torch.compile; fails without a GPU",
         ("tests/gpu", "tests/test_torch_ops.py", *CHECKED, "--device", "cuda", "--require", "gpu"),
     ),
+    "verdicts": Job("compare two runs by their --verdict-json files", module="tests.verdicts", parallel=False),
     "lint": Job("style and import contracts only", ("tests/meta/test_house.py", "-m", "lint"), parallel=False),
     "types": Job("static types only", ("tests/meta/test_house.py", "-m", "types"), parallel=False),
     "cases": Job("make, check, show, bless and list case files", module="cases", parallel=False),
@@ -87,7 +88,7 @@ def command(job: Job, rest: Sequence[str]) -> list[str]:
 def usage() -> str:
     """The text of `./run` alone: every job with its one line."""
     rows = [f"  {name:<8}{job.summary}" for name, job in JOBS.items()]
-    ending = "Arguments go to pytest; those of cases to `python -m cases`, those of static to its compiler."
+    ending = "Arguments go to pytest; cases, power, static and verdicts explain theirs with --help."
     return "\n".join(["usage: ./run JOB [arguments]", "", *rows, "", ending])
 
 

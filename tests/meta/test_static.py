@@ -12,12 +12,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.static import compiling, ptx, sass
+from tests.static import compiling, ptx, records, sass
 from tests.static.allowed import ENTRIES, Entry
-from tests.static.rules import Allowed, Facts, findings
+from tests.static.records import Verdict
+from tests.static.rules import Allowed, Facts, Finding, findings
+from tests.static.units import Unit
 
 ROOT = Path(__file__).parents[2]
 CLEAN = Facts({"LDG.E.128": 4, "FMUL": 8, "FADD": 8}, {"mul.rn.f32": 8, "add.rn.f32": 8}, (), 0, False)
@@ -129,7 +132,18 @@ def test_wide_loads_grow_with_the_streams() -> None:
 def static(*arguments: str, folder: Path) -> dict[str, Any]:
     """The verdicts of `./run static` with `arguments`, for one architecture."""
     target = folder / "verdicts.json"
-    command = [sys.executable, "-m", "tests.static", "--arch", "90", "--jobs", "2", "--json", str(target), *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.static",
+        "--arch",
+        "90",
+        "--jobs",
+        "2",
+        "--verdict-json",
+        str(target),
+        *arguments,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found: dict[str, Any] = json.loads(target.read_text())
@@ -166,3 +180,16 @@ def test_planted_tilelang_kernels_are_found(tmp_path: Path) -> None:
     assert [row["findings"] != [] for row in verdicts] == [True, True], verdicts
     assert "would fuse" in verdicts[0]["findings"][0]
     assert "FFMA" in verdicts[1]["findings"][0]
+
+
+def test_a_row_leaves_both_files() -> None:
+    """Catches a wrong kernel that is a passed test in JUnit, and a missing compiler that leaves no trace."""
+    unit = Unit("triton", "", "collapse n=4 (collapse, T = 7)", "collapse_kernel", "collapse", 4, 90, True, "")
+    verdicts = [Verdict(unit, (), False), Verdict(unit, (Finding("spill", "2 accesses to local memory"),), True)]
+    missing = {"tilelang": "no CUDA compiler"}
+    (suite,) = ElementTree.fromstring(records.junit(verdicts, missing))
+    assert suite.attrib == {"name": "static", "errors": "0", "tests": "3", "failures": "1", "skipped": "1"}
+    assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["skipped"]]
+    written = records.document(verdicts, missing)
+    assert (written["counts"], written["unavailable"]) == ({"ok": 1, "wrong": 1}, missing)
+    assert written["verdicts"][1]["findings"] == ["spill: 2 accesses to local memory"]

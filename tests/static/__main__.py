@@ -10,12 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.static import attempts, compiling
+from tests.static import attempts, compiling, records
 from tests.static.allowed import ENTRIES
+from tests.static.records import Verdict
 from tests.static.rules import Facts, Finding, findings
 from tests.static.units import ARCHES, Language, Unit, units
 
@@ -26,20 +26,6 @@ os.environ["TRITON_CACHE_DIR"] = str(attempts.CACHE / "triton")
 
 LANGUAGES: tuple[Language, ...] = ("triton", "tilelang")
 NOT_COMPILED = "."
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What was found in one unit's machine code; nothing when it is as the contract wants it."""
-
-    unit: Unit
-    found: tuple[Finding, ...]
-    cached: bool
-
-    @property
-    def cell(self) -> str:
-        """The verdict in a word or a few."""
-        return ",".join(dict.fromkeys(finding.kind for finding in self.found)) or "ok"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,8 +41,10 @@ def main(arguments: Sequence[str]) -> int:
     for line in report(verdicts, missing):
         print(line)
     print(summary(verdicts, missing, time.monotonic() - start))
-    if options.json:
-        options.json.write_text(json.dumps(as_json(verdicts, missing), indent=1) + "\n")
+    if options.verdict_json:
+        options.verdict_json.write_text(json.dumps(records.document(verdicts, missing), indent=1) + "\n")
+    if options.junitxml:
+        options.junitxml.write_bytes(records.junit(verdicts, missing))
     if required := set(missing) & set(options.require):
         print(f"static: required, but unavailable: {', '.join(sorted(required))}", file=sys.stderr)
         return 2
@@ -76,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--require", action="append", default=[], choices=LANGUAGES, help="fail where it is unavailable")
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiling processes (default: all cores)")
     made.add_argument("--keep", metavar="DIR", type=Path, help="leave PTX and machine code here; compiles anew")
-    made.add_argument("--json", metavar="FILE", type=Path, help="write the verdicts here too")
+    made.add_argument("--verdict-json", metavar="FILE", type=Path, help="write versions and verdicts here")
+    made.add_argument("--junitxml", metavar="FILE", type=Path, help="write the verdicts here as JUnit XML")
     return made
 
 
@@ -155,20 +144,6 @@ def summary(verdicts: Sequence[Verdict], missing: dict[Language, str], seconds: 
     cache = sum(one.cached for one in verdicts)
     parts = [f"{good} of {len(verdicts)} ok"] + [f"{language} unavailable" for language in missing]
     return f"static: {', '.join(parts)}; {seconds:.0f} s, {cache} from the cache"
-
-
-def as_json(verdicts: Sequence[Verdict], missing: dict[Language, str]) -> dict[str, object]:
-    """The verdicts as data."""
-    rows = [
-        {
-            "language": one.unit.language,
-            "kernel": one.unit.name,
-            "arch": one.unit.arch,
-            "findings": [f"{finding.kind}: {finding.sentence}" for finding in one.found],
-        }
-        for one in verdicts
-    ]
-    return {"verdicts": rows, "unavailable": missing}
 
 
 if __name__ == "__main__":
