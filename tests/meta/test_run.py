@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import JOBS, command
+from tests.environment import physical_gpus
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("sh", "cat", "cksum", "dirname", "grep", "mkdir", "rm", "sleep", "tail", "cp")
@@ -129,6 +130,7 @@ def test_new_requirements_are_installed_into_the_same_environment(house: House, 
     assert house.calls() == ["venv .venv", "pip install"]
 
 
+@pytest.mark.skipif(bool(physical_gpus()), reason="on a machine with a GPU its own set is taken")
 def test_the_static_job_brings_its_compiler_and_the_others_keep_it(house: House) -> None:
     """Catches a lane without nvcc, and jobs that install back and forth between two sets."""
     house.run("check", MHC_SET="")
@@ -180,7 +182,7 @@ def test_a_killed_set_up_leaves_no_lock(house: House) -> None:
             {"PIP_SAYS": "ERROR: No matching distribution found for torch==2.13.0+cpu"},
             "run: pip cannot find the CPU build of torch: let it read PyTorch's index of CPU wheels too",
         ),
-        ({"MHC_SET": "tpu"}, "run: MHC_SET is tpu; expected one of: cpu gpu static \n"),
+        ({"MHC_SET": "tpu"}, "run: MHC_SET is tpu; expected one of: cpu gpu-oldest gpu static \n"),
         ({"MHC_PYTHON": "/no/such/python"}, "run: MHC_PYTHON is /no/such/python, which is no program.\n"),
     ],
 )
