@@ -375,12 +375,12 @@ FUSED = re.compile(r"\bv?fn?m(add|sub|la)", re.IGNORECASE)
 
 
 def machine_code(source: str, folder: Path, *flags: str) -> str:
-    """The disassembly of a C kernel, compiled for a CPU that has fma."""
+    """The disassembly of a C kernel, compiled for a CPU that has fma, with all inlining that could bring a fusion about."""
     import tilelang.env
 
     (folder / "kernel.cpp").write_text(source)
     wide = ["-mfma"] if os.uname().machine == "x86_64" else []
-    command = ["g++", "-std=c++17", "-O2", "-fPIC", "-c", "kernel.cpp", "-o", "kernel.o", *wide, *flags]
+    command = ["g++", "-std=c++17", "-O3", "-fPIC", "-c", "kernel.cpp", "-o", "kernel.o", *wide, *flags]
     includes = ["-I", str(tilelang.env.TILELANG_TEMPLATE_PATH)]
     subprocess.run([*command, *includes], cwd=folder, check=True, capture_output=True)
     found = subprocess.run(["objdump", "-d", "kernel.o"], cwd=folder, check=True, capture_output=True, text=True)
