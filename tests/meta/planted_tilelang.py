@@ -28,5 +28,5 @@ def make_fold(o: Numerics, size: int) -> Any:
 def launches() -> list[TileLangLaunch]:
     """The kernel with the launcher's options, whose code is right but for that flag alone, and without the flag."""
     kept = TileLangLaunch(make_fold, (1024,), Call("project", 1, 1024, 1, ("flagged",)))
-    loose = {"compile_flags": []}
+    loose: dict[str, list[str]] = {"compile_flags": []}
     return [kept, TileLangLaunch(make_fold, (1024,), Call("project", 1, 1024, 1, ("fused",)), loose)]
