@@ -375,7 +375,7 @@ FUSED = re.compile(r"\bv?fn?m(add|sub|la)", re.IGNORECASE)
 
 
 def machine_code(source: str, folder: Path, *flags: str) -> str:
-    """The disassembly of a C kernel, compiled for a CPU that has fma, with all inlining that could bring a fusion about."""
+    """The disassembly of a C kernel for a CPU that has fma, with all inlining that could bring a fusion about."""
     import tilelang.env
 
     (folder / "kernel.cpp").write_text(source)
