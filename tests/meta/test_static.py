@@ -35,6 +35,26 @@ FAST_DIVISION = """
         /*0100*/                   FMUL R15, R22, R15 ;
 """
 NAN_MAKER = "        /*0c90*/                   MUFU.RSQ R5, -QNAN  ;\n"
+BRANCHED_ROOT = """
+        /*0220*/                   MUFU.RSQ R5, R0 ;
+        /*0240*/              @!P1 BRA `(.L_x_1) ;
+        /*0260*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_sqrt_rn_f32_slowpath) ;
+        /*0268*/                   MOV R5, R4 ;
+        /*0270*/                   BRA `(.L_x_2) ;
+.L_x_1:
+        /*0280*/                   FMUL.FTZ R3, R0, R5 ;
+.L_x_2:
+        /*0290*/                   STG.E desc[UR4][R2.64], R5 ;
+        /*02a0*/                   EXIT ;
+"""
+ONE_IN_A_REGISTER = """
+        /*00d0*/                   MUFU.RCP R0, R6 ;
+        /*0100*/                   FFMA R3, R0, -R6, R9 ;
+"""
+FUSED_FAST_DIVISION = """
+        /*00d0*/                   MUFU.RCP R0, R6 ;
+        /*0100*/                   FFMA R3, R0, R7, R9 ;
+"""
 LOST_SEED = """
         /*00d0*/                   MUFU.RSQ R5, R6 ;
         /*00e0*/                   MOV R5, R7 ;
@@ -52,6 +72,9 @@ def kinds(facts: Facts, allowed: Allowed) -> list[str]:
     [
         (IEEE_DIVISION, []),
         (FAST_DIVISION, ["MUFU.RCP first read by FMUL"]),
+        (ONE_IN_A_REGISTER, []),
+        (FUSED_FAST_DIVISION, ["MUFU.RCP first read by FFMA"]),
+        (BRANCHED_ROOT, []),
         (NAN_MAKER, []),
         (LOST_SEED, ["MUFU.RSQ first read by nothing"]),
     ],
@@ -75,11 +98,13 @@ def test_wide_loads_are_global_loads_of_16_bytes_or_more() -> None:
 def test_only_rounded_fp32_operations_are_exact() -> None:
     """Catches a list of bad opcodes that misses one: flushing, approximate, narrower, or free to be fused."""
     text = "add.rn.f32 %r1; mul.f32 %r2; div.full.f32 %r3; add.rn.ftz.f32 %r4; fma.rn.bf16x2 %r5; cvt.rn.f32.s32 %r6;"
-    found = ptx.arithmetic(text + " add.s32 %r7; div.rn.f32 %r8; ex2.approx.f32 %r9; fma.rn.f32x2 %rd1; add.f64 %rd2;")
+    found = ptx.arithmetic(
+        text + " add.s32 %r7; div.rn.f32 %r8; ex2.approx.f32 %r9; fma.rn.f32x2 %rd1; fma.rn.f32.bf16 %r10;"
+    )
     assert set(ptx.inexact(found)) == {
         "mul.f32", "div.full.f32", "add.rn.ftz.f32", "fma.rn.bf16x2", "ex2.approx.f32",
     }  # fmt: skip
-    assert ptx.fused(found) == 2
+    assert ptx.fused(found) == 3
 
 
 def test_requested_fma_are_counted_lane_by_lane() -> None:

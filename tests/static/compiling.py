@@ -127,7 +127,7 @@ def disassembled(binary: bytes) -> str:
         said = subprocess.run([str(disassembler()), "-c", file.name], capture_output=True, text=True, check=False)
     if said.returncode:
         raise RuntimeError(f"nvdisasm: {said.stderr.strip()}")
-    return "\n".join(line for line in said.stdout.splitlines() if "/*" in line)
+    return said.stdout
 
 
 @functools.cache

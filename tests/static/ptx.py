@@ -15,7 +15,8 @@ ARITHMETIC = (
 )
 FLOAT = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "tf32")
 OPCODE = re.compile(rf"(?<![\w.%$])(?:{'|'.join(ARITHMETIC)})(?:\.\w+)+")
-EXACT = re.compile(r"(?:add|sub|mul|fma|div|rcp|sqrt)\.rn\.f32(?:x2)?")
+# An operand that is still bf16 ("fma.rn.f32.bf16") is widened, exactly, before the one fp32 operation.
+EXACT = re.compile(r"(?:add|sub|mul|fma|div|rcp|sqrt)\.rn\.f32(?:x2|\.bf16)?")
 FMA_CALL = re.compile(r"(?<!declare )(?:float|<(?P<lanes>\d+) x float>) @llvm\.fma\.(?:v\d+)?f32\(")
 
 
@@ -32,7 +33,8 @@ def inexact(found: Mapping[str, int]) -> dict[str, int]:
 
 def fused(found: Mapping[str, int]) -> int:
     """How many fma there are; a packed pair counts as two."""
-    return found.get("fma.rn.f32", 0) + 2 * found.get("fma.rn.f32x2", 0)
+    single = found.get("fma.rn.f32", 0) + found.get("fma.rn.f32.bf16", 0)
+    return single + 2 * found.get("fma.rn.f32x2", 0)
 
 
 def requested(llvm: str) -> int:

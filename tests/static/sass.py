@@ -2,9 +2,10 @@
 
 NVIDIA's float units know no division and no root. A correctly rounded one starts from an approximate reciprocal
 (`MUFU.RCP`, `MUFU.RSQ`) and refines it; an approximate one multiplies by the seed and is done. Which of the two a seed
-belongs to shows in the first instruction that reads it:
+belongs to shows in the first instruction that reads it, on every path:
 
-- IEEE division and reciprocal: `FFMA e, seed, -d, 1`, the seed's error (or `FFMA e, seed, d, -1`);
+- IEEE division and reciprocal: `FFMA e, seed, -d, 1`, the seed's error (or `FFMA e, seed, d, -1`), where d or the 1
+  may stand in another register;
 - IEEE square root: `FMUL.FTZ`, twice, whose products go on to the refinement; ordinary code holds no `.FTZ` here;
 - the slow path of a division makes its NaN by `MUFU.RSQ r, -QNAN`: no seed at all.
 """
@@ -17,18 +18,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@(?P<guard>!?U?P\w+)\s+)?(?P<opcode>[A-Z][\w.]*)(?P<operands>[^;]*);")
+LABEL = re.compile(r"^\s*(?P<label>[.$\w]+):\s*$")
+TARGET = re.compile(r"`\((?P<label>[.$\w]+)\)")
 REGISTER = re.compile(r"(?<![\w.])R(\d+)(?![\w])")
 SEEDS = ("MUFU.RCP", "MUFU.RSQ")
 MOVES = ("MOV", "IMAD.MOV")
+ENDS = ("EXIT", "RET")
 ONE = re.compile(r"[-+]?1(?:\.0*)?")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its opcode with modifiers, and its operands as they are printed."""
+    """One instruction: its predicate, opcode with modifiers, operands as they are printed, and labels before it."""
 
     opcode: str
     operands: tuple[str, ...]
+    guard: str = ""
+    labels: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -45,10 +51,16 @@ class Instruction:
 
 def instructions(disassembly: str) -> list[Instruction]:
     """Every instruction of a disassembly, in the order of its addresses."""
-    return [
-        Instruction(found["opcode"], tuple(part.strip() for part in found["operands"].split(",") if part.strip()))
-        for found in LINE.finditer(disassembly)
-    ]
+    found: list[Instruction] = []
+    labels: list[str] = []
+    for line in disassembly.splitlines():
+        if label := LABEL.match(line):
+            labels.append(label["label"])
+        elif match := LINE.search(line):
+            operands = tuple(part.strip() for part in match["operands"].split(",") if part.strip())
+            found.append(Instruction(match["opcode"], operands, match["guard"] or "", tuple(labels)))
+            labels = []
+    return found
 
 
 def opcodes(code: Sequence[Instruction]) -> Counter[str]:
@@ -65,32 +77,58 @@ def arithmetic(code: Sequence[Instruction]) -> Counter[str]:
 def unrefined(code: Sequence[Instruction]) -> list[str]:
     """For each approximate seed that no IEEE division or root refines: which it is, and what reads it first."""
     found = []
+    places = {label: index for index, instruction in enumerate(code) for label in instruction.labels}
     for index, instruction in enumerate(code):
         if instruction.opcode.startswith(SEEDS) and "QNAN" not in "".join(instruction.operands):
-            reader = _first_reader(code[index + 1 :], instruction.target)
-            if reader is None or not _refines(instruction, reader):
-                found.append(f"{instruction.opcode} first read by {reader.opcode if reader else 'nothing'}")
+            readers = _first_readers(code, places, index)
+            wrong = [reader.opcode for reader in readers if not _refines(instruction, reader)]
+            if wrong or not readers:
+                found.append(f"{instruction.opcode} first read by {wrong[0] if wrong else 'nothing'}")
     return found
 
 
-def _first_reader(rest: Sequence[Instruction], register: str) -> Instruction | None:
-    """The first instruction that computes with a register's value, through plain moves; None if it is overwritten."""
-    holders = {register}
-    for instruction in rest:
+def _first_readers(code: Sequence[Instruction], places: Mapping[str, int], start: int) -> list[Instruction]:
+    """On each path from an instruction on, the first one that computes with its result, which moves hand on."""
+    readers: dict[int, Instruction] = {}
+    waiting = [(next_, frozenset({code[start].target})) for next_ in _next(code, places, start)]
+    seen = set(waiting)
+    while waiting:
+        index, holders = waiting.pop()
+        instruction = code[index]
         if instruction.sources & holders:
             if not instruction.opcode.startswith(MOVES):
-                return instruction
-            holders.add(instruction.target)
-        elif instruction.target in holders:
-            holders.discard(instruction.target)
-            if not holders:
-                return None
-    return None
+                readers[index] = instruction
+                continue
+            holders |= {instruction.target}
+        elif instruction.target in holders and not instruction.guard:
+            holders -= {instruction.target}
+        new = {(next_, holders) for next_ in _next(code, places, index) if holders} - seen
+        seen |= new
+        waiting += new
+    return [readers[index] for index in sorted(readers)]
+
+
+def _next(code: Sequence[Instruction], places: Mapping[str, int], index: int) -> list[int]:
+    """Where control may go from an instruction; a called subroutine is passed over."""
+    instruction = code[index]
+    stem = instruction.opcode.partition(".")[0]
+    following = [index + 1] if index + 1 < len(code) else []
+    if stem in ENDS and not instruction.guard:
+        return []
+    if stem != "BRA":
+        return following
+    target = TARGET.search(instruction.operands[-1])
+    taken = [places[target["label"]]] if target and target["label"] in places else []
+    unconditional = not instruction.guard and len(instruction.operands) == 1
+    return taken if unconditional else [*following, *taken]
 
 
 def _refines(seed: Instruction, reader: Instruction) -> bool:
+    """Whether a seed's reader is the first step of IEEE division (seed times divisor, less 1) or of IEEE root."""
     if seed.opcode.startswith("MUFU.RCP"):
-        return reader.opcode.startswith("FFMA") and ONE.fullmatch(reader.operands[-1]) is not None
+        divisor = next(iter(seed.sources), "")
+        factors = {found.group() for operand in reader.operands[1:3] for found in REGISTER.finditer(operand)}
+        return reader.opcode.startswith("FFMA") and (divisor in factors or bool(ONE.fullmatch(reader.operands[-1])))
     return reader.opcode.startswith("FMUL.FTZ")
 
 
