@@ -148,7 +148,8 @@ def _finish_coefficients(g, k, partials, segments, scales, base, pre, post, comb
     sums = g.o.shared((g.many, g.most_rows + 1), F)
     mix = g.o.shared((g.many, g.most_rows), F)
     each(g.o, g.threads, g.many * (g.most_rows + 1), _sum, g, partials, segments, sums)
-    each(g.o, g.threads, g.many * g.most_rows, _mix, g, k, sums, mix)
+    each(g.o, g.threads, g.many, _root, g, k, sums)
+    each(g.o, g.threads, g.many * g.most_rows, _mix, g, sums, mix)
     give_coefficients(g, mix, scales, base, pre, post, comb)
 
 
@@ -167,12 +168,19 @@ def slot_of(row: Any) -> Any:
 
 
 @T.macro
-def _mix(g, k, sums, mix, item):
+def _root(g, k, sums, item):
+    """Replace one token's sum of squares by the factor that scales its dot products."""
+    if g.first + item < g.tokens:
+        sums[item, 0] = g.o.reciprocal_rms(sums[item, 0], k.numel, k.rms_eps)
+
+
+@T.macro
+def _mix(g, sums, mix, item):
     """Scale one dot product of one token."""
     i = item // g.most_rows
     m = item % g.most_rows
     if g.first + i < g.tokens and m < g.rows:
-        mix[i, m] = g.o.mul(sums[i, 1 + m], g.o.reciprocal_rms(sums[i, 0], k.numel, k.rms_eps))
+        mix[i, m] = g.o.mul(sums[i, 1 + m], sums[i, 0])
 
 
 @T.macro
