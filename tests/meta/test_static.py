@@ -39,7 +39,8 @@ BRANCHED_ROOT = """
         /*0220*/                   MUFU.RSQ R5, R0 ;
         /*0240*/              @!P1 BRA `(.L_x_1) ;
         /*0260*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_sqrt_rn_f32_slowpath) ;
-        /*0268*/                   MOV R5, R4 ;
+        /*0268*/                   MUFU.RCP R5, R5 ;
+        /*026c*/                   FFMA R5, R5, -R5, 1 ;
         /*0270*/                   BRA `(.L_x_2) ;
 .L_x_1:
         /*0280*/                   FMUL.FTZ R3, R0, R5 ;
@@ -50,6 +51,10 @@ BRANCHED_ROOT = """
 ONE_IN_A_REGISTER = """
         /*00d0*/                   MUFU.RCP R0, R6 ;
         /*0100*/                   FFMA R3, R0, -R6, R9 ;
+"""
+BY_A_CONSTANT = """
+        /*2770*/                   MUFU.RCP R19, c[0x0][0x1ac] ;
+        /*2860*/                   FFMA R20, R19.reuse, -c[0x0][0x1ac], R20 ;
 """
 FUSED_FAST_DIVISION = """
         /*00d0*/                   MUFU.RCP R0, R6 ;
@@ -73,6 +78,7 @@ def kinds(facts: Facts, allowed: Allowed) -> list[str]:
         (IEEE_DIVISION, []),
         (FAST_DIVISION, ["MUFU.RCP first read by FMUL"]),
         (ONE_IN_A_REGISTER, []),
+        (BY_A_CONSTANT, []),
         (FUSED_FAST_DIVISION, ["MUFU.RCP first read by FFMA"]),
         (BRANCHED_ROOT, []),
         (NAN_MAKER, []),

@@ -23,7 +23,8 @@ TARGET = re.compile(r"`\((?P<label>[.$\w]+)\)")
 REGISTER = re.compile(r"(?<![\w.])R(\d+)(?![\w])")
 SEEDS = ("MUFU.RCP", "MUFU.RSQ")
 MOVES = ("MOV", "IMAD.MOV")
-ENDS = ("EXIT", "RET")
+# Where a path ends; a slow path that is called computes its result anew, in the register of the seed.
+ENDS = ("EXIT", "RET", "CALL")
 ONE = re.compile(r"[-+]?1(?:\.0*)?")
 
 
@@ -109,7 +110,7 @@ def _first_readers(code: Sequence[Instruction], places: Mapping[str, int], start
 
 
 def _next(code: Sequence[Instruction], places: Mapping[str, int], index: int) -> list[int]:
-    """Where control may go from an instruction; a called subroutine is passed over."""
+    """Where control may go from an instruction."""
     instruction = code[index]
     stem = instruction.opcode.partition(".")[0]
     following = [index + 1] if index + 1 < len(code) else []
@@ -126,10 +127,14 @@ def _next(code: Sequence[Instruction], places: Mapping[str, int], index: int) ->
 def _refines(seed: Instruction, reader: Instruction) -> bool:
     """Whether a seed's reader is the first step of IEEE division (seed times divisor, less 1) or of IEEE root."""
     if seed.opcode.startswith("MUFU.RCP"):
-        divisor = next(iter(seed.sources), "")
-        factors = {found.group() for operand in reader.operands[1:3] for found in REGISTER.finditer(operand)}
-        return reader.opcode.startswith("FFMA") and (divisor in factors or bool(ONE.fullmatch(reader.operands[-1])))
+        factors = {_unsigned(operand) for operand in reader.operands[1:3]}
+        of_divisor = _unsigned(seed.operands[-1]) in factors
+        return reader.opcode.startswith("FFMA") and (of_divisor or ONE.fullmatch(reader.operands[-1]) is not None)
     return reader.opcode.startswith("FMUL.FTZ")
+
+
+def _unsigned(operand: str) -> str:
+    return operand.lstrip("-").removesuffix(".reuse").strip("|")
 
 
 def count(found: Mapping[str, int], *stems: str) -> int:
