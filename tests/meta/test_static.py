@@ -224,3 +224,13 @@ def test_a_row_leaves_both_files() -> None:
     written = records.document(verdicts, missing)
     assert (written["counts"], written["unavailable"]) == ({"ok": 1, "wrong": 1}, missing)
     assert written["verdicts"][1]["findings"] == ["spill: 2 accesses to local memory"]
+
+
+@pytest.mark.skipif(bool(compiling.unavailable("triton")), reason=compiling.unavailable("triton"))
+def test_launches_are_read_as_triton_reads_them() -> None:
+    """Catches machine code read of a kernel that no call compiles: another type, constant or alignment."""
+    command = [sys.executable, "-m", "tests.meta.specialising"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert int(line.removesuffix(" launches compared")) > 100
