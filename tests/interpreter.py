@@ -24,7 +24,7 @@ def repair() -> None:
     except ImportError:
         return
     inner = interpreter._convert_float
-    if getattr(inner, "repaired", False):
+    if hasattr(inner, "repairs"):
         return
 
     def convert(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
@@ -35,7 +35,7 @@ def repair() -> None:
             return widened(np.ascontiguousarray(values).view(np.uint16))
         return inner(values, source, target, rounding_mode)
 
-    convert.repaired = True  # type: ignore[attr-defined]
+    convert.repairs = inner  # type: ignore[attr-defined]
     interpreter._convert_float = convert
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from oracle.explain import explain
-
 from cases.schema import Case
+from oracle.explain import explain
 from oracle.report import Context, headline, report
 from tests.judge import Failure, parameters
 

@@ -37,7 +37,9 @@ def test_a_plain_kernel_is_exact_once_repaired(monkeypatch: pytest.MonkeyPatch) 
 
     from tests.meta.plain_kernel import scaled
 
-    monkeypatch.setattr(inner, "_convert_float", inner._convert_float)
+    # A test before this one may have judged a user's function, and so repaired this process already.
+    faulty = getattr(inner._convert_float, "repairs", inner._convert_float)
+    monkeypatch.setattr(inner, "_convert_float", faulty)
     values = torch.cat([torch.arange(1, 128, 2, dtype=torch.int16).view(torch.bfloat16), torch.randn(64).bfloat16()])
     expected = round_bf16(widen(values) * 1.01)
     before = scaled(values)
