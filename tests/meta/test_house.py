@@ -58,7 +58,7 @@ def test_a_fault_of_style_is_found(fault: str, tmp_path: Path) -> None:
     """Catches a ruff configuration that no longer selects the rule, the ban on tolerances above all."""
     planted = tmp_path / "planted.py"
     planted.write_text(FAULTS_OF_STYLE[fault])
-    assert python("-m", "ruff", "check", "--no-cache", "--config", str(ROOT / "pyproject.toml"), str(planted)).returncode == 1
+    assert python("-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), str(planted)).returncode == 1
 
 
 @pytest.mark.types
