@@ -102,11 +102,16 @@ def explain(
         return []
     scene = _within_budget(scene)
     wrong = _wrong_rows(scene)
-    if wrong is None or not wrong.any():
+    if wrong is None or not wrong.any() or _says_nothing(scene.actual[wrong]):
         return []
     sentences = _told(_found(scene, wrong, records), scene, wrong)
     seen, rows = len(scene.actual), len(actual)
     return [f"{sentence} (first {seen} of {rows} rows tried)" for sentence in sentences] if seen < rows else sentences
+
+
+def _says_nothing(actual: Tensor) -> bool:
+    """Whether the wrong rows are zero throughout: what was never read or computed, many sequences give by chance."""
+    return bool((actual == 0).all())
 
 
 def _within_budget(scene: _Scene) -> _Scene:

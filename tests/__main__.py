@@ -6,6 +6,7 @@ Standard library only, so that `./run` can list the jobs and refuse an unknown o
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -82,7 +83,15 @@ def replace_this_process(line: Sequence[str]) -> NoReturn:
 def command(job: Job, rest: Sequence[str]) -> list[str]:
     """The command line of `job` with the user's own arguments `rest` after the job's."""
     parallel = PARALLEL if job.parallel and not any(item.startswith(OWN_PARALLELISM) for item in rest) else ()
-    return [sys.executable, "-m", job.module, *parallel, *job.arguments, *rest]
+    return [sys.executable, "-m", job.module, *parallel, *job.arguments, *_hard_limit(rest), *rest]
+
+
+def _hard_limit(rest: Sequence[str]) -> tuple[str, ...]:
+    """The limit for hangs that no Python signal reaches follows the user's own ``--timeout``, half a minute later."""
+    words = [word for item in rest for word in item.split("=", 1)]
+    values = [value for option, value in itertools.pairwise(words) if option == "--timeout"]
+    seconds = values[-1] if values and values[-1].isdecimal() else ""
+    return ("-o", f"faulthandler_timeout={int(seconds) + 30}") if seconds else ()
 
 
 def usage() -> str:

@@ -181,7 +181,7 @@ def _judge_output(
     rank_inputs: Sequence[Tensors],
 ) -> list[Failure]:
     layout = schedule.layout if actual.shape[:1] == (schedule.layout.padded_tokens,) else None
-    comparison = compare(actual=actual, expected=expected, layout=layout, poison=POISON.get(actual.dtype))
+    comparison = compare(actual=actual, expected=expected, layout=layout, poison=POISON[expected.dtype])
     if comparison.exact:
         return []
     tensors = {
@@ -232,8 +232,9 @@ def guarded_call(
     out = tuple(guard.inner for guard in guards) if implementation.accepts_out else None
     outputs = implementation(placed, parameters(params), out)
     violations = [f"changed its input {name}" for name, tensor in placed.items() if _changed(tensor, tensors[name])]
+    names = [spec.name for spec in case.spec.outputs]
+    violations += [*_misplaced(names, outputs, device), *_changed_mode()]
     if out is not None:
-        names = [spec.name for spec in case.spec.outputs]
         violations += [f"wrote outside out ({n})" for n, guard in zip(names, guards, strict=True) if guard.broken]
         violations += [
             f"returned another tensor than the out= it was given ({n})"
@@ -252,6 +253,24 @@ def output_shapes(case: Case, rows: int) -> list[tuple[tuple[int, ...], torch.dt
         sizes = case.sizes | {"T": 0 if off else rows}
         shapes.append((tuple(sizes[dim] for dim in spec.dims), getattr(torch, spec.dtype)))
     return shapes
+
+
+def _misplaced(names: Sequence[str], outputs: Outputs, device: str) -> Iterator[str]:
+    """What is wrong with where outputs lie; a gather would hide it."""
+    for name, output in zip(names, outputs, strict=True):
+        if output.device.type != device:
+            yield f"returned {name} on {output.device.type}, its inputs are on {device}"
+        if not output.is_contiguous():
+            strides = tuple(output.stride())
+            yield f"returned {name} with strides {strides} for shape {list(output.shape)}, not contiguous"
+
+
+def _changed_mode() -> Iterator[str]:
+    """A kernel may switch its thread to flush subnormals; the switch is named and undone, for it would outlive it."""
+    half_of_least_normal = torch.tensor([2.0**-126]) * 0.5
+    if not int(bits(half_of_least_normal)):
+        torch.set_flush_denormal(False)
+        yield "left the process flushing subnormals to zero"
 
 
 class _Guarded:

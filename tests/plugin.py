@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fast.backends
 from cases.load import CaseError, load_all
@@ -51,8 +52,10 @@ class Session:
 
     def __init__(self, config: pytest.Config) -> None:
         self.device = _device(config.getoption("device"))
+        if self.device == "cuda" and not torch.cuda.device_count():
+            raise UsageError("--device cuda: no CUDA device is visible to this torch")
         self.probed = fast.backends.probe(self.device)
-        self.user = {(impl.name, impl.op): impl for impl in map(of_user, config.getoption("impl"))}
+        self.user = _users(config.getoption("impl"))
         self.ops = _chosen(config.getoption("op"), tuple(OPS), "--op")
         self.dump: Path | None = config.getoption("dump")
         self.replay: Path | None = config.getoption("replay")
@@ -64,6 +67,8 @@ class Session:
             _chosen(config.getoption("require"), REQUIRABLE, "--require") if config.getoption("require") else ()
         )
         self._check_required()
+        if not (any(self.trials()) or any(self.laws())):
+            raise UsageError("nothing to judge: no case or law is in all of the --case, --op, --tp and --backend given")
 
     def trials(self) -> Iterator[Trial]:
         """Every trial that the options select, cases first so that a case's trials stay together."""
@@ -149,8 +154,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SESSION] = Session(config)
     except (UsageError, CaseError) as error:
         raise pytest.UsageError(str(error)) from None
-    import torch
-
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
@@ -274,6 +277,19 @@ class Mismatch(AssertionError):
         self.headline = report.split("\n")[0]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run whose every verdict is a skip has judged nothing, and must not end like one that has."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or exitstatus != pytest.ExitCode.OK:
+        return
+    reports = [report for reports in reporter.stats.values() for report in reports]
+    found = [_result(report, {}) for report in reports if isinstance(report, pytest.TestReport)]
+    results = [result for result in found if result is not None]
+    if results and all(result.outcome == Outcome.SKIPPED for result in results):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     ops = {case.name: case.op for case in config.stash[SESSION].cases}
     reports = (report for reports in terminalreporter.stats.values() for report in reports)
@@ -322,6 +338,16 @@ def _table_order(result: table.Result) -> tuple[int, str, int, str]:
     return list(OPS).index(result.op), result.backend, result.tp, result.case
 
 
+def _users(requests: list[str]) -> dict[tuple[str, str], Implementation]:
+    """The user's functions by (name, op); refuses two that one row of the table could not tell apart."""
+    found: dict[tuple[str, str], Implementation] = {}
+    for own in map(of_user, requests):
+        if (own.name, own.op) in found:
+            raise UsageError(f"--impl {own.request}: a function of that name is given for {own.op} already; rename one")
+        found[own.name, own.op] = own
+    return found
+
+
 def _device(choice: str) -> str:
     """The device that "auto" means here; CUDA is not started for it."""
     if choice != "auto":
@@ -348,14 +374,16 @@ def _chosen_cases(config: pytest.Config, ops: tuple[str, ...]) -> list[Case]:
 def _chosen_backends(
     config: pytest.Config, probed: dict[str, Any], user: dict[tuple[str, str], Any]
 ) -> tuple[str, ...]:
-    """The user's own functions alone when there are any; else the oracle and all that this machine offers."""
+    """The user's own functions beside the backends asked for; with neither, all that this machine offers."""
     own = tuple(dict.fromkeys(name for name, _ in user))
     offered = ("oracle", *(name for name, backend in probed.items() if backend.available))
     asked = config.getoption("backend")
     for name in asked:
         if name in probed and not probed[name].available:
             raise UsageError(f"--backend {name}: unavailable here: {probed[name].reason}")
-    return _chosen(asked, (*offered, *own), "--backend") if asked else (own or offered)
+    if not asked:
+        return own or offered
+    return tuple(dict.fromkeys((*_chosen(asked, (*offered, *own), "--backend"), *own)))
 
 
 def _chosen(asked: list[Any], known: tuple[Any, ...], option: str) -> tuple[Any, ...]:

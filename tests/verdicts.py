@@ -17,6 +17,7 @@ from typing import Any
 
 from cases.digest import digest
 from cases.schema import Case
+from oracle.compare import POISON
 from tests.judge import Failure, digests
 from tests.table import Result
 
@@ -29,7 +30,7 @@ def found_digests(case: Case, failures: Sequence[Failure]) -> dict[str, str]:
     """The digest of each output of a trial: the oracle's where the bits are the same, else that of what came out."""
     found = digests(case)
     for failure in failures:
-        if failure.actual is not None and failure.output in found:
+        if failure.actual is not None and failure.actual.dtype in POISON and failure.output in found:
             found[failure.output] = digest(failure.actual)
     return found
 

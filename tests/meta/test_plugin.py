@@ -41,6 +41,10 @@ def raising(residual, pre_mix):
     raise RuntimeError("no kernel image is available")
 
 
+def wide(residual, pre_mix):
+    return oracle.collapse(residual, pre_mix).float()
+
+
 def listing(residual, pre_mix):
     return [1.0]
 
@@ -113,9 +117,11 @@ def test_a_right_kernel_passes_and_the_header_says_where_it_ran(kernels: Path) -
 
 
 def test_every_way_to_be_wrong_is_a_verdict_and_a_report(kernels: Path) -> None:
-    names = ("doubled", "raising", "listing", "touching", "overrunning", "right")
+    names = ("doubled", "raising", "listing", "touching", "overrunning", "wide", "right")
     text = run(*impls(kernels, *names), expect=1)
-    for name, outcome in zip(names[:-1], ("mismatch", "error", "error", "mismatch", "mismatch"), strict=True):
+    for name, outcome in zip(
+        names[:-1], ("mismatch", "error", "error", "mismatch", "mismatch", "mismatch"), strict=True
+    ):
         assert re.search(row(name, f"exact 0/1, 1 {outcome}"), text), name
     assert re.search(row("right", "exact 1/1"), text)
     for words in (
@@ -123,6 +129,7 @@ def test_every_way_to_be_wrong_is_a_verdict_and_a_report(kernels: Path) -> None:
         "collapse must return one tensor (layer_input), impl-listing returned a list of float",
         "changed its input pre_mix",
         "wrote outside out (layer_input)",
+        "layer_input has dtype float32, expected bfloat16",
         f"./run check --case {CASE} --tp 1 --impl collapse={kernels}:doubled",
     ):
         assert words in text
@@ -171,6 +178,12 @@ def session(**options: object) -> Session:
         ({"impl": ["collapse=missing.py:f"]}, "there is no file missing.py"),
         ({"require": ["moon"]}, "--require moon: unknown, expected one of gpu, triton, tilelang"),
         ({"require": ["gpu"]}, "--require gpu: this run uses no GPU"),
+        (
+            {"impl": ["collapse=oracle:collapse", "collapse=oracle.collapse:collapse"]},
+            "a function of that name is given",
+        ),
+        ({"op": ["fn_broadcast"], "tp": [8]}, "nothing to judge"),
+        ({"case": [CASE], "op": ["post"]}, "nothing to judge"),
     ],
 )
 def test_what_was_asked_wrongly_is_named(options: dict[str, object], words: str) -> None:
@@ -190,6 +203,11 @@ def test_a_users_function_is_judged_alone_and_only_on_its_op() -> None:
     own = session(impl=["stream_mean=oracle.streams:stream_mean"])
     assert {(trial.case.op, trial.backend) for trial in own.trials()} == {("stream_mean", "impl-stream_mean")}
     assert {op for _, op, _ in own.laws()} == {"stream_mean"}
+
+
+def test_a_backend_asked_for_is_judged_beside_the_users_function() -> None:
+    both = session(impl=["stream_mean=oracle.streams:stream_mean"], backend=["oracle"], op=["stream_mean"])
+    assert both.backends == ("oracle", "impl-stream_mean")
 
 
 def test_laws_are_left_out_when_a_case_is_asked_for() -> None:
