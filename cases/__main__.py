@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
     from cases.schema import Case
 
+FAULTS_FOUND = 1
 USAGE_ERROR = 2
 _FIRST_VALUES = 6
+_LOOKING = "a dry run, which writes nothing"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0, or 2 after one sentence on stderr that names what is wrong."""
+    """Run one command; returns 0, 1 when lint found faults, or 2 after one sentence on stderr about a misuse."""
     options = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -73,7 +75,7 @@ def _add_new(commands: Any) -> None:
     new.add_argument("--hidden", type=int, default=64)
     new.add_argument("--tp", type=int, nargs="+", default=[1, 2, 4, 8])
     new.add_argument("--recipe", default="normal", help="recipe of all arguments")
-    new.add_argument("--preset", default="v41", help="v4 or v41, for ops with a config")
+    new.add_argument("--preset", help="v4 or v41 (the default), only for ops with a config")
     new.add_argument("--into", default=str(CASES_DIR / "edge"), help="directory (default: cases/edge)")
 
 
@@ -88,8 +90,9 @@ def _add_lint(commands: Any) -> None:
 def _add_bless(commands: Any) -> None:
     bless = commands.add_parser("bless", help="set expected digests from the oracle")
     bless.add_argument("case", nargs="+", help="names or files of cases")
-    bless.add_argument("--reason", required=True, help="why these bits are right; kept in the file's history")
-    bless.add_argument("--dry-run", action="store_true", help="show what would change, write nothing")
+    why = bless.add_mutually_exclusive_group(required=True)
+    why.add_argument("--reason", help="why these bits are right; kept in the file's history")
+    why.add_argument("--dry-run", action="store_true", help="show what would change, write nothing")
     bless.set_defaults(command=_bless)
 
 
@@ -114,8 +117,18 @@ def _new(options: argparse.Namespace) -> int:
     from cases.bless import replace_file
 
     replace_file(path, text)
-    print(f"wrote {shown(path)}; edit it, then run: python -m cases bless {options.name} --reason '...'")
+    print(f"wrote {shown(path)}\n{_next_steps(path, options)}")
     return 0
+
+
+def _next_steps(path: Path, options: argparse.Namespace) -> str:
+    """What makes a case of the scaffold; one outside cases/ has no name that the commands find."""
+    if not Path(os.path.realpath(path)).is_relative_to(CASES_DIR):
+        return f"no run reads it there: move it into cases/, or only look at it with ./run cases show {path}"
+    return (
+        f"edit it, then: ./run cases bless {options.name} --reason '...'\n"
+        f"what it catches: ./run test tests/test_mutants.py -k {options.name}"
+    )
 
 
 def _scaffold(options: argparse.Namespace) -> str:
@@ -133,7 +146,9 @@ def _scaffold(options: argparse.Namespace) -> str:
     if plain:
         tables["params"] = plain
     if "config" in op.parameters:
-        tables["config"] = {"preset": options.preset}
+        tables["config"] = {"preset": options.preset or "v41"}
+    elif options.preset is not None:
+        raise CaseError(f"--preset: expected none for op {op.name}, which has no config, got {options.preset!r}")
     return "\n".join([_lines(keys), *(f"[{name}]\n{_lines(table)}" for name, table in tables.items())])
 
 
@@ -160,7 +175,7 @@ def _lint(options: argparse.Namespace) -> int:
         print(f"error: {fault}", file=sys.stderr)
     if not found:
         print(f"{len(chosen)} cases, no fault")
-    return USAGE_ERROR if found else 0
+    return FAULTS_FOUND if found else 0
 
 
 def _recomputed(case: Case, wanted: bool) -> list[str]:
@@ -189,6 +204,8 @@ def _show(options: argparse.Namespace) -> int:
     from cases.build import build, digest
 
     print(f"{case.name}: {case.title}\n{_line(case)}\nsource {case.source}; catches {', '.join(case.catches)}")
+    for kind, stages in case.shows.items():
+        print("\n".join(f"  {kind} in {stage} alone shows in {', '.join(names)}" for stage, names in stages.items()))
     for name, tensor in build(case).tensors.items():
         made = case.made_by(name)
         print(f"  in  {name}: {_tensor(tensor)}, {made.recipe}, {made.layout}, {digest(tensor)[:12]}")
@@ -217,7 +234,8 @@ def _line(case: Case) -> str:
 def _bless(options: argparse.Namespace) -> int:
     from cases.bless import apply, propose
 
-    changes = [propose(_path(name), options.reason, date.today()) for name in options.case]
+    reason = _LOOKING if options.dry_run else options.reason
+    changes = [propose(_path(name), reason, date.today()) for name in options.case]
     for change in changes:
         print("\n".join(change.lines()))
         if change.differs and not options.dry_run:

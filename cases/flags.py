@@ -1,4 +1,4 @@
-"""The words of flags.toml: flags, names of wrong kernels, and kinds of source, each with its meaning."""
+"""The words of flags.toml: flags, names of wrong kernels, stages and kinds of source, each with its meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DATA_DIR = CASES_DIR / "data"
 
 @cache
 def glossary(section: str) -> dict[str, str]:
-    """The words of one section (`flags`, `catches` or `sources`), each with its meaning.
+    """The words of one section (`flags`, `catches`, `stages` or `sources`), each with its meaning.
 
     Raises KeyError when the file has no such section.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,10 @@ def parse_case(text: str, where: str) -> Case:
     """A case from TOML text; `where` names its origin in the CaseError that a fault raises."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
+    except RecursionError:
+        raise CaseError(f"{where}: expected TOML, got arrays or tables nested too deeply to read") from None
+    except ValueError as fault:
+        # Not only TOMLDecodeError: Python itself refuses an integer of thousands of digits.
         raise CaseError(f"{where}: expected TOML, got {fault}") from None
     try:
         return Case.model_validate(data)
@@ -82,7 +86,7 @@ def read_text(path: Path) -> str:
 def shown(path: Path) -> str:
     """The path as messages show it: relative to the project where it lies inside."""
     project = CASES_DIR.parent
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # Path.resolve raises where links form a loop
     return str(path.relative_to(project)) if path.is_relative_to(project) else str(path)
 
 
@@ -109,6 +113,8 @@ def _expected(error: ErrorDetails, context: dict[str, Any]) -> str:
         return "no such key"
     if kind == "missing":
         return "a value"
+    if kind == "too_short":
+        return f"{context['min_length']} or more items"
     if kind == "literal_error":
         return str(context["expected"])
     if kind == "string_pattern_mismatch":

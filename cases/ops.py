@@ -47,12 +47,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Op:
-    """One op: tensors in calling order, results in returning order, names of its plain parameters."""
+    """One op: tensors in calling order, results in returning order, names of its plain parameters.
+
+    `stages` are the steps, words of [stages] in flags.toml, of which each can be wrong alone.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
     outputs: tuple[Output, ...]
     parameters: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
 
     @property
     def required(self) -> tuple[Argument, ...]:
@@ -105,37 +109,57 @@ _LAYER_INPUT = Output("layer_input", BF16, ("T", "H"))
 _NEXT_PRE = Output("next_pre_mix", F32, ("T", "n"))
 _AUX = Output("aux", BF16, ("T", "H"))
 
+_SCALED = ("projection", "squares", "mixes", "gates")
+_NORMED = ("collapse", "norm-squares", "norm")
+_BOUNDARY = (*_SCALED, "sinkhorn", *_NORMED)
+
 _TABLE = (
     Op("expand", (_HIDDEN,), (_NEW_RESIDUAL,), ("hc_mult",)),
-    Op("collapse", (_RESIDUAL, _PRE_MIX), (_LAYER_INPUT,)),
-    Op("stream_mean", (_RESIDUAL,), (_AUX,)),
-    Op("post", _SUBLAYER, (_NEW_RESIDUAL,)),
-    Op("draft_tail", (*_SUBLAYER, _PRE_MIX), (_LAYER_INPUT,)),
+    Op("collapse", (_RESIDUAL, _PRE_MIX), (_LAYER_INPUT,), stages=("collapse",)),
+    Op("stream_mean", (_RESIDUAL,), (_AUX,), stages=("mean",)),
+    Op("post", _SUBLAYER, (_NEW_RESIDUAL,), stages=("post",)),
+    Op("draft_tail", (*_SUBLAYER, _PRE_MIX), (_LAYER_INPUT,), stages=("post", "collapse")),
     Op(
         "project",
         (Argument("x", BF16, ("T", "n", "H"), "streams"), _FN),
         (Output("sums", F32, ("T", "M")), Output("squares", F32, ("T",))),
+        stages=("projection", "squares"),
     ),
     Op(
         "mixes",
         (Argument("sums", F32, ("T", "M"), "sums"), Argument("squares", F32, ("T",), "squares")),
         (Output("mixes", F32, ("T", "M")),),
         ("numel", "rms_eps"),
+        ("mixes",),
     ),
     Op(
         "sinkhorn",
         (Argument("logits", F32, ("T", "n", "n"), "logits"),),
         (_NEW_COMB,),
         ("sinkhorn_iters", "sinkhorn_eps"),
+        ("sinkhorn",),
     ),
     Op(
         "coefficients",
         (Argument("mixes", F32, ("T", "M"), "mixes"), _HC_SCALE, _HC_BASE),
         (_NEW_PRE, _NEW_POST, _NEW_COMB),
         ("config",),
+        ("gates", "sinkhorn"),
     ),
-    Op("norm", (_HIDDEN, _NORM_WEIGHT), (Output("normed", BF16, ("T", "H")),), ("norm_eps",)),
-    Op("collapse_norm", (_RESIDUAL, _PRE_MIX, _NORM_WEIGHT), (_LAYER_INPUT,), ("norm_eps", "squares_of")),
+    Op(
+        "norm",
+        (_HIDDEN, _NORM_WEIGHT),
+        (Output("normed", BF16, ("T", "H")),),
+        ("norm_eps",),
+        ("norm-squares", "norm"),
+    ),
+    Op(
+        "collapse_norm",
+        (_RESIDUAL, _PRE_MIX, _NORM_WEIGHT),
+        (_LAYER_INPUT,),
+        ("norm_eps", "squares_of"),
+        _NORMED,
+    ),
     Op(
         "head",
         (
@@ -146,26 +170,36 @@ _TABLE = (
         ),
         (Output("hidden", BF16, ("T", "H")),),
         ("config",),
+        (*_SCALED, "collapse"),
     ),
     Op("fn_broadcast", (_FN,), (Output("fn_broadcast", F32, ("M", "H")),), ("hc_mult",)),
-    Op("pre", (_RESIDUAL, *_WEIGHTS, _ENTRY, _NORM), (_NEW_POST, _NEW_COMB, _LAYER_INPUT), ("config",)),
+    Op(
+        "pre",
+        (_RESIDUAL, *_WEIGHTS, _ENTRY, _NORM),
+        (_NEW_POST, _NEW_COMB, _LAYER_INPUT),
+        ("config",),
+        _BOUNDARY,
+    ),
     Op(
         "pre_delayed",
         (_RESIDUAL, *_WEIGHTS, _CARRIED, _ENTRY, _NORM),
         (_NEW_POST, _NEW_COMB, _LAYER_INPUT, _NEXT_PRE),
         ("config",),
+        _BOUNDARY,
     ),
     Op(
         "post_pre",
         (*_SUBLAYER, *_WEIGHTS, _NORM),
         (_NEW_RESIDUAL, _NEW_POST, _NEW_COMB, _LAYER_INPUT),
         ("config",),
+        ("post", *_BOUNDARY),
     ),
     Op(
         "post_pre_delayed",
         (*_SUBLAYER, *_WEIGHTS, _CARRIED, _NORM),
         (_NEW_RESIDUAL, _NEW_POST, _NEW_COMB, _LAYER_INPUT, _NEXT_PRE, _AUX),
         ("config", "capture_aux"),
+        ("post", *_BOUNDARY, "mean"),
     ),
 )
 

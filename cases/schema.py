@@ -80,9 +80,12 @@ def _known_op(name: str) -> str:
 OpName = Annotated[str, AfterValidator(_known_op), _enum(OPS)]
 Flag = Annotated[str, _one_of("flags"), _enum(glossary("flags"))]
 WrongKernel = Annotated[str, _one_of("catches"), _enum(glossary("catches"))]
+Stage = Annotated[str, _one_of("stages"), _enum(glossary("stages"))]
 ARRAY = Field(strict=False)
 """A TOML array fills a tuple; only the container is converted, its items stay strict."""
 FILLED = Field(strict=False, min_length=1)
+Shown = dict[Stage, Annotated[tuple[str, ...], FILLED]]
+"""For each stage, the outputs that differ when that stage alone is wrong."""
 
 
 class Closed(BaseModel):
@@ -197,6 +200,8 @@ class Blessing(Closed):
 class Case(Closed):
     """One situation: an op, its shape and inputs, how it is sharded, and the bits that must come out.
 
+    `catches` claims that some planted kernel of each class fails; `shows` claims more of a class: every planted
+    kernel of it that is wrong in the named stage alone changes each of the named outputs.
     Sizes that the op does not have are left out and read as 1. Raises pydantic.ValidationError, which
     `cases.load` turns into one sentence.
     """
@@ -218,6 +223,10 @@ class Case(Closed):
     )
     flags: Annotated[tuple[Flag, ...], FILLED]
     catches: Annotated[tuple[WrongKernel, ...], FILLED]
+    shows: dict[WrongKernel, Annotated[Shown, Field(min_length=1)]] = Field(
+        {},
+        description="for a class in catches: by stage, the outputs that must differ when only that stage has the fault",
+    )
     source: str = Field(pattern=SOURCE)
     inputs: CaseInputs = CaseInputs()
     params: Params | None = None
@@ -343,6 +352,20 @@ def _check_numbers(case: Case) -> None:
         _refuse("config", f"{'a preset' if needs else 'nothing'} for op {case.op}", case.config)
 
 
+def _check_shows(case: Case) -> None:
+    """Precise claims are about classes that the case catches, and about stages and outputs that its op has."""
+    outputs = [output.name for output in case.spec.outputs]
+    for kind, stages in case.shows.items():
+        if kind not in case.catches:
+            _refuse(f"shows.{kind}", f"a class in catches ({', '.join(case.catches)})", repr(kind))
+        for stage, names in stages.items():
+            key = f"shows.{kind}.{stage}"
+            if stage not in case.spec.stages:
+                _refuse(key, f"a stage of {case.op} ({', '.join(case.spec.stages) or 'none'})", repr(stage))
+            if not set(names) <= set(outputs) or len(set(names)) != len(names):
+                _refuse(key, f"outputs of {case.op} ({', '.join(outputs)}), each once", list(names))
+
+
 def _check_expected(case: Case) -> None:
     """A blessed case has one digest for each output, in the op's order, and says why."""
     if case.expected is None:
@@ -354,7 +377,7 @@ def _check_expected(case: Case) -> None:
         _refuse("history", "at least one entry in a blessed case", "none")
 
 
-_CHECKS = (_check_sizes, _check_tp, _check_inputs, _check_layouts, _check_numbers, _check_expected)
+_CHECKS = (_check_sizes, _check_tp, _check_inputs, _check_layouts, _check_numbers, _check_shows, _check_expected)
 
 
 def is_kebab(name: str) -> bool:

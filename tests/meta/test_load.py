@@ -42,6 +42,11 @@ def test_flags_are_no_case() -> None:
         ({"op": "colapse"}, ("op", "expected one of expand, collapse", "got 'colapse'")),
         ({"flags": ["ordr"]}, ("flags.0", "[flags] in flags.toml", "got 'ordr'")),
         ({"catches": ["x"]}, ("catches.0", "[catches] in flags.toml", "got 'x'")),
+        ({"catches": []}, ("catches: expected 1 or more items", "got []")),
+        (
+            {"shows": {"reversed-order": {"post": ["residual"]}}},
+            ("shows.reversed-order.post: expected a stage of collapse (collapse)", "got 'post'"),
+        ),
         ({"tokens": "3"}, ("tokens", "expected a integer", "got '3'")),
         ({"tp": [3]}, ("tp.0", "expected 1, 2, 4 or 8", "got 3")),
         ({"source": "web"}, ("source", "expected text that matches", "got 'web'")),

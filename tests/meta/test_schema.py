@@ -35,6 +35,14 @@ FAULTS: dict[str, dict[str, Any]] = {
     "no flag": {"flags": []},
     "unknown wrong kernel": {"catches": ["reverse-order"]},
     "no wrong kernel": {"catches": []},
+    "shown class that is not caught": {"shows": {"fma-contraction": {"collapse": ["layer_input"]}}},
+    "shown class that is unknown": {"shows": {"reverse-order": {"collapse": ["layer_input"]}}},
+    "stage that is unknown": {"shows": {"reversed-order": {"colapse": ["layer_input"]}}},
+    "stage that the op lacks": {"shows": {"reversed-order": {"post": ["layer_input"]}}},
+    "output that the op lacks": {"shows": {"reversed-order": {"collapse": ["aux"]}}},
+    "output shown twice": {"shows": {"reversed-order": {"collapse": ["layer_input", "layer_input"]}}},
+    "no output shown": {"shows": {"reversed-order": {"collapse": []}}},
+    "no stage shown": {"shows": {"reversed-order": {}}},
     "source without a date": {"source": "https://example.org/report"},
     "source in words": {"source": "somewhere"},
     "number as text": {"tokens": "3"},
@@ -97,6 +105,17 @@ def test_a_fault_is_refused(fault: str) -> None:
     """Catches a model that lets through a document of which a judge would run something else, or nothing."""
     with pytest.raises(ValidationError):
         Case.model_validate(document(**FAULTS[fault]))
+
+
+def test_a_precise_claim_is_read() -> None:
+    """Without this, every `shows` above could be refused for a reason of its own."""
+    made = case(shows={"reversed-order": {"collapse": ["layer_input"]}})
+    assert made.shows == {"reversed-order": {"collapse": ("layer_input",)}}
+
+
+def test_every_stage_is_named_by_some_op() -> None:
+    """Catches a stage of the table without a meaning in the glossary, and a stale word there."""
+    assert set(glossary("stages")) == {stage for op in OPS.values() for stage in op.stages}
 
 
 def test_a_case_cannot_be_changed_after_loading() -> None:
