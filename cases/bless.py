@@ -33,9 +33,10 @@ _SHORTEST_REASON = 10
 
 @dataclass(frozen=True)
 class Change:
-    """What a blessing would do to one file: digests before (None when new) and after, by output, and the new text."""
+    """What a blessing would do to one file: digests before (None when new) and after, by output, and both texts."""
 
     path: Path
+    original: str
     before: dict[str, str | None]
     after: dict[str, str]
     text: str
@@ -89,16 +90,21 @@ def propose(path: Path, reason: str, today: date) -> Change:
     """
     if len(reason.strip()) < _SHORTEST_REASON:
         raise CaseError(f"--reason: expected {_SHORTEST_REASON} characters or more that say why, got {reason!r}")
-    case = load_case(path)
+    original, case = read_text(path), load_case(path)
     after = expected_digests(case)
     before = dict.fromkeys(after) if case.expected is None else dict(case.expected.digests)
-    text = _blessed_text(read_text(path), case, after, {"date": today, "contract": CONTRACT, "reason": reason})
+    text = _blessed_text(original, case, after, {"date": today, "contract": CONTRACT, "reason": reason})
     _check_same_case(case, parse_case(text, shown(path)), path)
-    return Change(path, {**before}, after, text)
+    return Change(path, original, {**before}, after, text)
 
 
 def apply(change: Change) -> None:
-    """Put a proposed text in place of the file, all of it or nothing."""
+    """Put a proposed text in place of the file, all of it or nothing.
+
+    Raises CaseError when somebody edited the file after it was read: their edit stays, and nothing is written.
+    """
+    if read_text(change.path) != change.original:
+        raise CaseError(f"{shown(change.path)}: expected the file as it was read, got one edited since; bless it again")
     replace_file(change.path, change.text)
 
 
@@ -122,8 +128,10 @@ def _check_same_case(old: Case, new: Case, path: Path) -> None:
 def replace_file(path: Path, text: str) -> None:
     """Write a text file so that a reader, or a crash at any moment, finds the old text or the new one.
 
+    A link stays one; the file that it leads to is written.
     Raises CaseError when the directory or the disk refuses; the old file then stands untouched.
     """
+    path = Path(os.path.realpath(path))
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".tmp", dir=path.parent)
     except OSError as fault:

@@ -27,7 +27,7 @@ def faults(case: Case) -> Iterator[str]:
 
 def _expected(case: Case) -> Iterator[str]:
     if case.expected is None:
-        yield f"expected: digests under contract {CONTRACT} needed, got none; run `python -m cases bless {case.name}`"
+        yield f"expected: digests under contract {CONTRACT} needed, got none; run `./run cases bless {case.name}`"
 
 
 def _size(case: Case) -> Iterator[str]:

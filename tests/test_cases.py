@@ -55,5 +55,5 @@ def require_blessed(trial: Trial, device: str) -> None:
     if digests(trial.case, device) != expected.digests:
         raise Mismatch(
             f"{name}: the oracle's bits are not those that the case file blesses; "
-            f"`./run cases bless {name} --dry-run --reason WHY` shows what changed"
+            f"`./run cases bless {name} --dry-run` shows what changed"
         )

@@ -134,6 +134,28 @@ def test_a_directory_that_refuses_is_named(tmp_path: Path) -> None:
         replace_file(tmp_path / "none" / "a-case.toml", "text")
 
 
+def test_an_edit_made_since_is_kept(tmp_path: Path) -> None:
+    """Catches a run over many files that writes what it read minutes ago over what somebody saved since."""
+    path = write(tmp_path)
+    change = propose(path, REASON, TODAY)
+    edited = path.read_text() + "# a comment\n"
+    path.write_text(edited)
+    with pytest.raises(CaseError, match="expected the file as it was read, got one edited since"):
+        apply(change)
+    assert path.read_text() == edited
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    """Catches a link replaced by a copy, which leaves the file that it led to unblessed."""
+    (tmp_path / "elsewhere").mkdir()
+    path = write(tmp_path / "elsewhere")
+    link = tmp_path / path.name
+    link.symlink_to(path)
+    apply(propose(link, REASON, TODAY))
+    assert link.is_symlink()
+    assert load_case(path).expected is not None
+
+
 def test_permissions_are_kept(tmp_path: Path) -> None:
     """Catches a replaced file that only its writer can read."""
     path = write(tmp_path)

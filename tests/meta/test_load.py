@@ -122,3 +122,25 @@ def test_a_case_is_found_by_name(tmp_path: Path) -> None:
 def test_paths_are_shown_from_the_project() -> None:
     """Catches messages with a machine's own directories in them."""
     assert shown(case_files()[0]).startswith("cases/edge/")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tokens = " + "9" * 5000, "expected TOML, got Exceeds the limit"),
+        ("tp = " + "[" * 20_000 + "]" * 20_000, "expected TOML, got arrays or tables nested too deeply"),
+    ],
+    ids=["digits", "nesting"],
+)
+def test_a_hostile_text_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    """Catches what the TOML reader raises that is no TOMLDecodeError."""
+    path = tmp_path / "a-case.toml"
+    path.write_text(text)
+    assert words in said(path)
+
+
+def test_a_loop_of_links_is_one_sentence(tmp_path: Path) -> None:
+    """Catches a path that cannot be resolved, in the message about it."""
+    path = tmp_path / "a-case.toml"
+    path.symlink_to(path)
+    assert "expected a readable case file, got Too many levels of symbolic links" in said(path)
