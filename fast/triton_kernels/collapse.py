@@ -38,7 +38,7 @@ def load_weights(pointer, step, mask, n: tl.constexpr):
     return weights
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def collapse_kernel(
     residual, pre_mix, out, tokens, columns,
     residual_t, residual_n, residual_h, pre_t, pre_n, out_t, out_h,

@@ -45,7 +45,7 @@ def load_comb(pointer, step_in, step_out, mask, n: tl.constexpr):
     return comb
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def expand_kernel(
     hidden, residual, tokens, columns, hidden_t, hidden_h, residual_t, residual_n, residual_h,
     N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -59,7 +59,7 @@ def expand_kernel(
         tl.store(pointer + wide(residual_n) * i, pattern, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def mean_kernel(
     residual, aux, tokens, columns, residual_t, residual_n, residual_h, aux_t, aux_h,
     N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -71,7 +71,7 @@ def mean_kernel(
     store_bf16(aux + (t * aux_t)[:, None] + (h * aux_h)[None, :], mean_of(rows, N), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def post_kernel(
     x, residual, post_mix, comb_mix, out, tokens, columns,
     x_t, x_h, residual_t, residual_n, residual_h, post_t, post_n, comb_t, comb_i, comb_k, out_t, out_n, out_h,
@@ -91,7 +91,7 @@ def post_kernel(
         store_bf16(pointer + wide(out_n) * k, new[k], mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def tail_kernel(
     x, residual, post_mix, comb_mix, pre_mix, out, tokens, columns,
     x_t, x_h, residual_t, residual_n, residual_h, post_t, post_n, comb_t, comb_i, comb_k, pre_t, pre_n, out_t, out_h,
