@@ -137,7 +137,7 @@ def make_tree(o: Numerics) -> Any:
         with o.kernel(T.ceildiv(rows, 128), threads=128) as block:
             for thread in o.threads(128):
                 if block * 128 + thread < rows:
-                    out[block * 128 + thread] = o.tree([a[block * 128 + thread, lane] for lane in range(64)])
+                    out[block * 128 + thread] = o.tree_along(a, 64, block * 128 + thread)
 
     return tree
 

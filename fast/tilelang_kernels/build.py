@@ -111,9 +111,7 @@ def _vector_of_one(tensor: Tensor) -> int:
     return math.gcd(tensor.shape[-1], *outer, address // each, VECTOR_BYTES // each) if address % each == 0 else 1
 
 
-def run(
-    make: Callable[..., Any], key: tuple[Any, ...], tensors: Sequence[Argument], numbers: Sequence[float]
-) -> None:
+def run(make: Callable[..., Any], key: tuple[Any, ...], tensors: Sequence[Argument], numbers: Sequence[float]) -> None:
     """Compile `make(numerics, *key)` for the device of `tensors` if need be, and call it there."""
     views = [tensor if isinstance(tensor, Wide) else Wide(tensor, 1) for tensor in tensors]
     device = views[0].tensor.device

@@ -211,7 +211,7 @@ def sum_squares(r, unrounded, row, lanes, item):
 @T.macro
 def sum_lanes(o, lanes, sums, item):
     """Sum one segment's lanes by the tree."""
-    sums[item] = o.tree([lanes[item, lane] for lane in range(PAIRS)])
+    sums[item] = o.tree_along(lanes, PAIRS, item)
 
 
 @T.macro

@@ -8,6 +8,9 @@ sign of zero), and it sees through none of these leaves.
 On CUDA the numbers of streams and columns are fixed when a kernel is traced; in C they stay numbers, so that one
 compilation serves every shape. `Numerics` hides that too: loops over streams are unrolled where their length is fixed.
 
+Inside a kernel or macro stands no comprehension over a range and no loop over a Python sequence: TileLang before
+0.1.15 takes every loop there for one of the kernel's. Methods of `Numerics` are plain Python and have both.
+
 A number that a kernel is called with must reach a macro under its own name, or inside an object: TileLang renames the
 kernel's parameter to that of the macro, and two parameters of one name do not compile.
 """
@@ -183,6 +186,10 @@ class Numerics:
         middle = len(values) // 2
         return self.add(self.tree(values[:middle]), self.tree(values[middle:]))
 
+    def tree_along(self, values: Any, count: int, *place: Any) -> Any:
+        """Return the sum by the tree of values[place, 0] to values[place, count - 1]."""
+        return self.tree([values[(*place, i)] for i in range(count)])
+
     def reciprocal_rms(self, squares: Any, count: Any, eps: Any) -> Any:
         """Return 1 / sqrt(squares / count + eps), each step rounded."""
         return self.div(self.constant(1.0), self.sqrt(self.add(self.div(squares, count), eps)))
@@ -214,8 +221,12 @@ def exp(o, value):
     x = o.fma(m, o.constant(-LN2_HIGH), x)
     x = o.fma(m, o.constant(-LN2_LOW), x)
     p = o.constant(EXP_POLYNOMIAL[0])
-    for coefficient in EXP_POLYNOMIAL[1:]:
-        p = o.fma(p, x, o.constant(coefficient))
+    p = o.fma(p, x, o.constant(EXP_POLYNOMIAL[1]))
+    p = o.fma(p, x, o.constant(EXP_POLYNOMIAL[2]))
+    p = o.fma(p, x, o.constant(EXP_POLYNOMIAL[3]))
+    p = o.fma(p, x, o.constant(EXP_POLYNOMIAL[4]))
+    p = o.fma(p, x, o.constant(EXP_POLYNOMIAL[5]))
+    p = o.fma(p, x, o.constant(EXP_POLYNOMIAL[6]))
     p = o.mul(p, o.power_of_two(k >> 1))
     return o.mul(p, o.power_of_two(k - (k >> 1)))
 

@@ -293,13 +293,11 @@ def _project(s, turn, warp, lane, fn, staged, collapsed, lanes):
             for m in T.unroll(tile.rows):
                 dots[i, m, e] = o.constant(0.0)
     for block in T.serial(BLOCKS):
-        for first, many in [(0, 2)] if s.w == 2 else [(0, 1), (1, 1)]:
-            c = block * LANES + 2 * lane + first
-            if s.segment * SEGMENT + c < s.size:
-                for j in T.serial(s.lines):
-                    _step(s, turn, warp, j, c, first, many, fn, staged, dots, squares)
-                if s.square != 0 and turn == 0 and warp == 0:
-                    _square(s, c, first, many, collapsed, squares)
+        if s.w == 2:
+            _steps(s, turn, warp, block, lane, 0, 2, fn, staged, collapsed, dots, squares)
+        else:
+            _steps(s, turn, warp, block, lane, 0, 1, fn, staged, collapsed, dots, squares)
+            _steps(s, turn, warp, block, lane, 1, 1, fn, staged, collapsed, dots, squares)
     for i in T.unroll(tile.tokens):
         for m in T.unroll(tile.rows):
             lanes[i, SUMS + warp * tile.rows + m, lane] = o.add(dots[i, m, 0], dots[i, m, 1])
@@ -307,6 +305,17 @@ def _project(s, turn, warp, lane, fn, staged, collapsed, lanes):
             lanes[i, SQUARES, lane] = o.add(squares[0, i, 0], squares[0, i, 1])
         if s.square != 0 and turn == 0 and warp == 0:
             lanes[i, LAYER_SQUARES, lane] = o.add(squares[1, i, 0], squares[1, i, 1])
+
+
+@T.macro
+def _steps(s, turn, warp, block, lane, first, many, fn, staged, collapsed, dots, squares):
+    """Add `many` columns of a block, from lane 2 * lane + first on, to all chains."""
+    c = block * LANES + 2 * lane + first
+    if s.segment * SEGMENT + c < s.size:
+        for j in T.serial(s.lines):
+            _step(s, turn, warp, j, c, first, many, fn, staged, dots, squares)
+        if s.square != 0 and turn == 0 and warp == 0:
+            _square(s, c, first, many, collapsed, squares)
 
 
 @T.macro
@@ -352,4 +361,4 @@ def _leave(s, turn, lanes, partials, item):
     slot = turn * s.tile.step + r
     wanted = (r >= SUMS or turn == 0) and (s.square != 0 or r != LAYER_SQUARES)
     if wanted and s.first + i < s.tokens and slot < SUMS + s.rows:
-        partials[s.first + i, s.segment, slot] = s.o.tree([lanes[i, r, lane] for lane in range(PAIRS)])
+        partials[s.first + i, s.segment, slot] = s.o.tree_along(lanes, PAIRS, i, r)
