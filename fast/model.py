@@ -19,12 +19,14 @@ from torch import Tensor
 
 from fast.interfaces import Boundary, Projection, Shape, Stack, Sublayers, Tokens, Weights
 from fast.registry import Config
-from fast.rows import Group, Rows
+from fast.rows import Group, Parallel, Rows
 from fast.stages import AuxStates, MtpBuffer, Stage, slot
 
 Kernels = Callable[[str], Callable[..., Any]]
 Observe = Callable[[str, Tensor, bool], None]
 Tail = Literal["collapse_first", "gather_first"]
+
+WHOLE = Parallel()
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,15 @@ class Deferred:
 
 
 class Boundaries:
-    """The boundary kernels of one version behind one face: V4 uses its own pre-mix, V4.1 the carried one."""
+    """The boundary kernels of one version behind one face: V4 uses its own pre-mix, V4.1 the carried one.
+
+    Raises ValueError for another version.
+    """
 
     def __init__(self, version: str, config: Config, kernels: Kernels) -> None:
-        self.delayed = version != "v4"
+        if version not in ("v4", "v4.1"):
+            raise ValueError(f"Boundaries: version must be 'v4' or 'v4.1', got {version!r}")
+        self.delayed = version == "v4.1"
         self.config = config
         self.kernels = kernels
 
@@ -116,8 +123,10 @@ def ignore(name: str, value: Tensor, sharded: bool) -> None:
 class Engine:
     """What a rank computes with, the same for target and draft.
 
+    parallel: how the model is spread; it alone says whether tokens are sharded, and refuses where they must not be.
     observe: called with each value's name, the rank's rows, and whether these are a shard.
     tail: whether streams are collapsed before they are gathered; the bits are the same, the bytes a quarter at n = 4.
+    Raises ValueError when the group has other ranks than `parallel` says.
     """
 
     shape: Shape
@@ -125,10 +134,14 @@ class Engine:
     sublayers: Sublayers
     kernels: Kernels
     group: Group
-    sequence_parallel: bool = False
+    parallel: Parallel = WHOLE
     tail: Tail = "collapse_first"
     observe: Observe = ignore
     rows_type: type[Rows] = Rows
+
+    def __post_init__(self) -> None:
+        if self.group.size != self.parallel.tp:
+            raise ValueError(f"Engine: parallel.tp is {self.parallel.tp}, but the group has {self.group.size} ranks")
 
 
 class Layers:
@@ -141,7 +154,7 @@ class Layers:
         self.engine = engine
         self.stack = stack
         self.boundaries = Boundaries(engine.shape.version, engine.shape.config, engine.kernels)
-        self.rows = engine.rows_type(ids.shape[0], engine.group, engine.sequence_parallel)
+        self.rows = engine.rows_type(ids.shape[0], engine.group, engine.parallel.sequence_parallel)
         self.ids = self.rows.own(ids)
         self.padding = self.rows.padding(padding)
         self.context: Tensor | None = None
@@ -177,7 +190,8 @@ class Layers:
         self.note(f"layer {index} ffn input", mixes.layer_input)
         group, run = self.engine.group, self.engine.sublayers.ffn
         if self.rows.sharded:
-            output = run(layer, mixes.layer_input, self.ids, self.padding, 0, 1)
+            # The sum of one part, from +0 like every sum over ranks.
+            output = run(layer, mixes.layer_input, self.ids, self.padding, 0, 1) + 0
         else:
             partial = run(layer, mixes.layer_input, self.ids, self.padding, group.rank, group.size)
             output = self.rows.added(partial)
@@ -436,8 +450,12 @@ def run_stage(
 
     received: what the stage before sent, None on the first. buffer: the MTP buffer of the last stage, where there is
     one. Another `target_type` or `draft_type` is another schedule. Raises ValueError for a schedule that captures an
-    aux state twice or never, or reads a buffer that the step did not fill.
+    aux state twice or never, or reads a buffer that the step did not fill, and for sharded tokens in one stage of
+    several: it would hand on shards that the next one takes for whole tensors.
     """
+    if engine.parallel.sequence_parallel and not (stage.first and stage.last):
+        layers = f"layers {stage.start}..{stage.end - 1} of {stage.layers}"
+        raise ValueError(f"run_stage: sequence_parallel needs pp = 1, got a stage of {layers}")
     target = target_type(engine, stage, tokens, buffer)
     sent = target.run(received)
     if not stage.last:

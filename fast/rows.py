@@ -107,4 +107,5 @@ class Rows:
         """Return this rank's rows of the sum over ranks of full partial sums [T, ...]; pad rows are +0."""
         if self.sharded:
             return self.group.reduce_scatter(self.padded(partial))
-        return self.group.all_reduce(partial) if self.group.size > 1 else partial
+        # A sum starts from +0, also a sum of one part: -0 would otherwise stay with one rank and vanish with two.
+        return self.group.all_reduce(partial) if self.group.size > 1 else partial + 0

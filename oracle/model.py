@@ -36,7 +36,8 @@ class Model:
     layer i (0 <= i < layers), V4.1 those *entering* layer i (0 <= i <= layers), before an Engram injection there.
     engram: layers that inject a memory of the token ids into the streams before their attention boundary.
     mtp_rows: rows of the buffer that hands the final streams to an MTP draft, 0 for no buffer. It is filled only when
-    no aux state exists. Raises ValueError for ids that are out of range or given twice.
+    no aux state exists. Raises ValueError for another version, for no layers, and for ids that are out of range or
+    given twice.
     """
 
     version: Literal["v4", "v4.1"]
@@ -49,6 +50,11 @@ class Model:
     draft_layers: int = 3
 
     def __post_init__(self) -> None:
+        if self.version not in ("v4", "v4.1"):
+            raise ValueError(f"Model: version must be 'v4' or 'v4.1', got {self.version!r}")
+        for name, count in (("layers", self.layers), ("draft_layers", self.draft_layers)):
+            if count < 1:
+                raise ValueError(f"Model: {name} must be at least 1, got {count}")
         last = self.layers - 1 if self.version == "v4" else self.layers
         _check_layers(f"aux_ids of {self.version}", self.aux_ids, last)
         _check_layers("engram", self.engram, self.layers - 1)
@@ -181,7 +187,7 @@ class _Layers:
             return _added(list(parts))
 
         def ffn(x: Tensor) -> Tensor:
-            return self.sublayers.ffn(layer, x, self.ids, self.padding, 0, 1)
+            return _added([self.sublayers.ffn(layer, x, self.ids, self.padding, 0, 1)])
 
         name = f"{self.prefix}layer {index}"
         carried = self.sublayer(f"{name} attention", self.stack.attention[index], carried, embedded, attention)
@@ -244,11 +250,15 @@ def mtp_buffer(model: Model, residual: Tensor) -> Tensor:
     """Return the MTP buffer, bf16 [mtp_rows, n * H], after a step.
 
     It holds the final streams, stream after stream, in its first T rows, and poison elsewhere; with aux states it is
-    not filled at all. Source: vLLM keeps the allocation and skips the copy.
+    not filled at all. Raises ValueError for a buffer of fewer than T rows. Source: vLLM keeps the allocation and skips
+    the copy.
     """
+    tokens = residual.shape[0]
+    if tokens > model.mtp_rows:
+        raise ValueError(f"mtp_buffer: mtp_rows must be at least the tokens, got {model.mtp_rows} rows for {tokens}")
     buffer = poisoned((model.mtp_rows, model.config.hc_mult * model.hidden_size), residual.device)
     if not model.aux_ids:
-        buffer[: residual.shape[0]] = residual.flatten(1)
+        buffer[:tokens] = residual.flatten(1)
     return buffer
 
 

@@ -6,6 +6,7 @@ which rank is missing and what that one did last.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,20 +18,30 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, ProcessGroup, Store  # type: ignore[attr-defined]
 
-from oracle.ranks import DTYPES, KINDS, Call, Ranked, RankError, check_agreement, check_call, given, some_ranks
+from oracle.ranks import DTYPES, KINDS, MOST_DIMENSIONS, Call, Ranked, RankError, check_agreement, check_call, given
 
-MOST_DIMENSIONS = 4
+
+class LostRank(RankError):
+    """A process did not come, or is gone: whoever raises this only waited."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process stands: `rank` of `tp` in pipeline stage `stage` of `pp`, and the device of its tensors."""
+    """Where a process stands: `rank` of `tp` in pipeline stage `stage` of `pp`, and the device of its tensors.
+
+    Raises ValueError for a place that does not exist.
+    """
 
     rank: int
     tp: int
     stage: int = 0
     pp: int = 1
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, value, size, count in (("rank", self.rank, "tp", self.tp), ("stage", self.stage, "pp", self.pp)):
+            if not 0 <= value < count:
+                raise ValueError(f"Place: {name} must be in 0..{size} - 1, got {value} with {size} = {count}")
 
     @property
     def world_rank(self) -> int:
@@ -40,6 +51,11 @@ class Place:
     @property
     def world_size(self) -> int:
         return self.tp * self.pp
+
+    def named(self, world_rank: int) -> str:
+        """Any process's name: its rank, and its stage where there are several."""
+        stage, rank = divmod(world_rank, self.tp)
+        return f"rank {rank}" if self.pp == 1 else f"rank {rank} of stage {stage}"
 
 
 class DistributedGroup(Ranked):
@@ -60,9 +76,9 @@ class DistributedGroup(Ranked):
         self._timeout = timeout
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Send named tensors to the same rank of the next stage."""
-        to = self._place.world_rank + self.size
-        with self._named(f"send to the rank of stage {self._place.stage + 1}"):
+        """Send named tensors to the same rank of the next stage. Raises ValueError when there is none."""
+        to = self._neighbour(1)
+        with self._named(f"send to {self._place.named(to)}"):
             form = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
             dist.send_object_list([form], dst=to, device=torch.device("cpu"))
             for tensor in tensors.values():
@@ -70,9 +86,9 @@ class DistributedGroup(Ranked):
                     dist.send(_bytes(tensor), dst=to)
 
     def receive(self) -> dict[str, Tensor]:
-        """Receive what the same rank of the stage before sends, in its order."""
-        source = self._place.world_rank - self.size
-        with self._named(f"receive from the rank of stage {self._place.stage - 1}"):
+        """Receive what the same rank of the stage before sends, in its order. Raises ValueError when there is none."""
+        source = self._neighbour(-1)
+        with self._named(f"receive from {self._place.named(source)}"):
             forms: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [[]]
             dist.recv_object_list(forms, src=source, device=torch.device("cpu"))
             received = {}
@@ -81,6 +97,14 @@ class DistributedGroup(Ranked):
                 if received[name].numel():
                     dist.recv(_bytes(received[name]), src=source)
             return received
+
+    def _neighbour(self, step: int) -> int:
+        """The process of this rank one stage on (1) or before (-1)."""
+        stage, stages = self._place.stage + step, self._place.pp
+        if not 0 <= stage < stages:
+            side = "after" if step > 0 else "before"
+            raise ValueError(f"stage {self._place.stage} of {stages} has no stage {side} it")
+        return stage * self.size + self.rank
 
     def finish(self) -> None:
         """Announce the end; raises RankError when another rank still has a collective to come."""
@@ -111,7 +135,6 @@ class DistributedGroup(Ranked):
 
     def _announce(self, call: Call) -> None:
         """Tell the other ranks what comes next and check that they say the same."""
-        self._store.set(_key("at", self._place.world_rank), f"{self.number} {call}")
         own = _encoded(call, self.number)
         said = [torch.empty_like(own) for _ in range(self.size)]
         with self._named(str(call)):
@@ -120,31 +143,62 @@ class DistributedGroup(Ranked):
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Turn a failure of the transport into a RankError that says who is missing."""
+        """Say where this process is, and make a failure of the transport say who is missing."""
+        started = time.monotonic()
+        self._store.set(_key("at", self._place.world_rank), f"{self.number} {what}")
         try:
             yield
         except RuntimeError as error:
-            raise RankError(
-                f"rank {self.rank} of {self.size}: collective {self.number} ({what}) got no answer within "
-                f"{self._timeout:g} s: {self._absent()} ({str(error).splitlines()[0]})"
+            waited = f"{time.monotonic() - started:.1f} s (timeout {self._timeout:g} s)"
+            raise LostRank(
+                f"{self._place.named(self._place.world_rank)}: collective {self.number} ({what}) got no answer after "
+                f"{waited}: {Whereabouts(self._store, self._place).missing()} ({str(error).splitlines()[0]})"
             ) from error
 
-    def _absent(self) -> str:
-        """Say of each other rank of the stage that is not at this rank's call what it did last."""
-        first = self._place.world_rank - self.rank
-        said = [f"rank {r} {self._last(first + r)}" for r in range(self.size) if r != self.rank]
-        behind = [line for line in said if not line.endswith(f"at collective {self.number}")]
-        return "; ".join(behind) or "all ranks of the stage are there, so the link or another stage is at fault"
 
-    def _last(self, world_rank: int) -> str:
-        failed, at = _key("failed", world_rank), _key("at", world_rank)
-        if self._store.check([failed]):
-            return f"failed: {self._store.get(failed).decode()}"
-        if not self._store.check([at]):
-            return "has made no call"
-        number, call = self._store.get(at).decode().split(" ", 1)
-        there = int(number) == self.number
-        return f"is at collective {number}" if there else f"went no further than collective {number} ({call})"
+class Whereabouts:
+    """What each process last said of itself, from which follows who holds up the others."""
+
+    def __init__(self, store: Store, place: Place) -> None:
+        everyone = range(place.world_size)
+        self._place = place
+        self._failed = {process: _said(store, _key("failed", process)) for process in everyone}
+        self._at = {process: _said(store, _key("at", process)) for process in everyone}
+
+    def missing(self) -> str:
+        """Name the cause: an error that is not about waiting, else who is behind in this stage, else in another."""
+        errors = {error: process for process, error in self._failed.items() if self._is_cause(error)}
+        culprits = list(errors.values())
+        stages = sorted(range(self._place.pp), key=lambda stage: (abs(stage - self._place.stage), stage))
+        for stage in stages:
+            culprits = culprits or self._behind(stage)
+        return "; ".join(map(self._told, culprits)) or "no process is behind the others, so the link is at fault"
+
+    def _is_cause(self, error: str) -> bool:
+        return bool(error) and not error.startswith(LostRank.__name__)
+
+    def _behind(self, stage: int) -> list[int]:
+        """The processes of a stage that are not as far as its foremost; a process that gave up waiting is not asked."""
+        everyone = range(stage * self._place.tp, (stage + 1) * self._place.tp)
+        foremost = max(map(self._number, everyone))
+        return [process for process in everyone if self._number(process) < foremost and not self._failed[process]]
+
+    def _number(self, process: int) -> int:
+        """A process's last collective, -1 before its first."""
+        return int(self._at[process].split(" ", 1)[0]) if self._at[process] else -1
+
+    def _told(self, process: int) -> str:
+        if self._failed[process]:
+            return f"{self._place.named(process)} failed: {self._failed[process]}"
+        if not self._at[process]:
+            return f"{self._place.named(process)} has made no call"
+        number, call = self._at[process].split(" ", 1)
+        return f"{self._place.named(process)} went no further than collective {number} ({call})"
+
+
+def _said(store: Store, key: str) -> str:
+    """What is kept under a key, empty if nothing is."""
+    return store.get(key).decode() if store.check([key]) else ""
 
 
 @contextmanager
@@ -153,20 +207,13 @@ def connect(place: Place, meeting: Path, *, timeout: float = 60.0) -> Iterator[D
 
     meeting: a file that all processes name and that none has used before. timeout: seconds that any call waits for
     the others. Gloo carries CPU tensors, NCCL those of a CUDA device. Raises RankError when a process does not come,
-    disagrees, or is lost. At most one connection a process at a time.
+    disagrees, or is lost, ValueError for a file that this process has used before. At most one connection a process
+    at a time.
     """
     store = FileStore(str(meeting), place.world_size)
     _await_all(store, place, timeout)
-    backend = "cpu:gloo,cuda:nccl" if place.device.startswith("cuda") else "gloo"
     try:
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("torch", store),
-            rank=place.world_rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=timeout),
-        )
-        group = DistributedGroup(place, _own_group(place, timeout), store, timeout)
+        group = DistributedGroup(place, _joined(place, store, timeout), store, timeout)
         yield group
         group.finish()
     except BaseException as error:
@@ -179,14 +226,34 @@ def connect(place: Place, meeting: Path, *, timeout: float = 60.0) -> Iterator[D
 
 def _await_all(store: Store, place: Place, timeout: float) -> None:
     """Wait until every process has said that it is there, so that one which is not can be named."""
-    store.set(_key("here", place.world_rank), "")
+    own = _key("here", place.world_rank)
+    if store.check([own]):
+        raise ValueError(f"connect: {place.named(place.world_rank)} has used this meeting file before; name a new one")
+    store.set(own, "")
     everyone = [_key("here", rank) for rank in range(place.world_size)]
     try:
         store.wait(everyone, timedelta(seconds=timeout))
     except RuntimeError as error:
-        absent = [rank for rank, key in enumerate(everyone) if not store.check([key])]
-        raise RankError(
-            f"process {place.world_rank} of {place.world_size}: {some_ranks(absent)} did not come within {timeout:g} s"
+        absent = ", ".join(place.named(process) for process, key in enumerate(everyone) if not store.check([key]))
+        raise LostRank(f"{place.named(place.world_rank)}: {absent} did not come within {timeout:g} s") from error
+
+
+def _joined(place: Place, store: Store, timeout: float) -> ProcessGroup:
+    """Connect the processes, all of which are there, and return the process group of this rank's stage."""
+    backend = "cpu:gloo,cuda:nccl" if place.device.startswith("cuda") else "gloo"
+    try:
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("torch", store),
+            rank=place.world_rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        return _own_group(place, timeout)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise LostRank(
+            f"{place.named(place.world_rank)}: a process came and was lost before all were connected ({reason})"
         ) from error
 
 

@@ -24,6 +24,7 @@ from oracle.sp import Collective, CollectiveLog
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "end")
 DTYPES = (torch.bfloat16, torch.float32, torch.int64, torch.bool)
+MOST_DIMENSIONS = 4
 # A compiler's passes recurse; where the main thread's stack is unlimited, a thread's default is 2 MiB.
 RANK_STACK = 64 << 20
 
@@ -52,8 +53,8 @@ def check_call(kind: str, tensor: Tensor, size: int) -> Call:
     """Return the call for a tensor. Raises TypeError or ValueError for one that the kind cannot take."""
     if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES:
         raise TypeError(f"{kind}: expected a tensor of {DTYPES}, got {getattr(tensor, 'dtype', type(tensor).__name__)}")
-    if tensor.dim() == 0:
-        raise ValueError(f"{kind}: expected rows along dim 0, got a tensor without dimensions")
+    if not 1 <= tensor.dim() <= MOST_DIMENSIONS:
+        raise ValueError(f"{kind}: expected rows along dim 0 of 1 to {MOST_DIMENSIONS}, got {tensor.dim()} dimensions")
     if kind != "all_gather" and tensor.dtype not in (torch.bfloat16, torch.float32):
         raise TypeError(f"{kind}: expected bfloat16 or float32 to add, got {tensor.dtype}")
     if kind == "reduce_scatter" and tensor.shape[0] % size:

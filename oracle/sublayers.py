@@ -3,7 +3,8 @@
 A real attention or MoE layer has sums whose order is its own affair. The stream model is about schedules, so its
 sublayers hash bf16 patterns to small integers: any order, device and split over ranks gives the same bits, and one
 changed bit, row, token id or row count changes the output. Attention mixes all rows of its input (not causally, so
-that a pad row that gets in shows in every row); the FFN and Engram are per token and depend on the token's id.
+that a pad row that gets in shows in every row); the FFN and Engram are per token and depend on the token's id. Partial
+sums that are zero are -0, so that a sum over ranks that does not start from +0 shows.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class StandIns:
         mixed = 3 * keys.cumsum(0) + keys.sum(0) + 5 * x.shape[0] + keys.roll(1, -1)
         if context is not None:
             mixed = mixed + scramble(patterns(context) + salt(_CONTEXT, layer))[:, None]
-        partial = _eighths((scramble(mixed) % 15 - 7).sum(1))
+        partial = _negative_zeros(_eighths((scramble(mixed) % 15 - 7).sum(1)))
         return self._cancelling(partial, rank, ranks) if self.order_sensitive else partial
 
     def ffn(self, layer: int, x: Tensor, ids: Tensor, padding: Tensor, rank: int, ranks: int) -> Tensor:
@@ -85,7 +86,7 @@ class StandIns:
         expert = scramble(ids) % EXPERTS
         keys = scramble(patterns(x)[:, None] + heads[:, None] + 101 * expert[:, None, None]) % 17
         routed = scramble(3 * keys + keys.roll(1, -1) + 59 * expert[:, None, None]) % 15 - 7
-        return _eighths(routed.sum(1).masked_fill(padding[:, None], 0))
+        return _negative_zeros(_eighths(routed.sum(1))).masked_fill(padding[:, None], 0)
 
     def _cancelling(self, partial: Tensor, rank: int, ranks: int) -> Tensor:
         sign = (rank == 0) - (rank == ranks - 1)
@@ -101,6 +102,11 @@ def _salts(device: torch.device, kind: int, layer: int, rank: int, ranks: int) -
 def _eighths(values: Tensor) -> Tensor:
     """Return integers of at most 8 bits as bf16 eighths, exactly."""
     return (values.to(torch.float32) * 0.125).to(torch.bfloat16)
+
+
+def _negative_zeros(values: Tensor) -> Tensor:
+    """Return the values with every zero negative."""
+    return values.masked_fill(values == 0, -0.0)
 
 
 @dataclass(frozen=True)

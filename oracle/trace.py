@@ -34,13 +34,17 @@ class RankTrace:
     again: list[str] = field(default_factory=list)
 
     def observe(self, name: str, value: Tensor, sharded: bool) -> None:
-        """Record one value; aux states in the order in which they come, any other name once."""
+        """Record one value as it is now; aux states in the order in which they come, any other name once.
+
+        A copy is kept, so that a schedule may go on to use the value's memory for something else.
+        """
+        shown = value.clone()
         if name.startswith(AUX_STATE):
-            self.aux.append(value)
+            self.aux.append(shown)
             return
         if name in self.states:
             self.again.append(name)
-        self.states[name] = (value, sharded)
+        self.states[name] = (shown, sharded)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def differences(
     for name, expected in plain.states.items():
         found += _merged(_state(plain, name, expected, stages, layout, ended))
         if name == LAST_OF_TARGET and (ended or any(trace.aux for trace in stages[-1])):
-            found += _merged(_aux(plain, stages[-1]))
+            found += _merged(_aux(plain, stages[-1], layout))
     return found + _merged(_unknown(plain, stages))
 
 
@@ -229,21 +233,26 @@ def _first_difference(got: Tensor, expected: Tensor) -> str:
     return f"differs in {len(wrong)} of {got.numel()} values, first at {list(index)}: {value!r}, expected {wanted!r}"
 
 
-def _aux(plain: Trace, ranks: Sequence[RankTrace]) -> Iterable[Finding]:
+def _aux(plain: Trace, ranks: Sequence[RankTrace], layout: SpLayout) -> Iterable[Finding]:
     for rank, trace in enumerate(ranks):
-        problem = _aux_problem(plain, trace.aux)
+        problem = _aux_problem(plain, trace.aux, layout)
         if problem:
             yield Finding("aux states", problem, ranks=(rank,))
 
 
-def _aux_problem(plain: Trace, got: Sequence[Tensor]) -> str | None:
+def _aux_problem(plain: Trace, got: Sequence[Tensor], layout: SpLayout) -> str | None:
     if len(got) == len(plain.aux) and all(same(g, e) for g, e in zip(got, plain.aux, strict=True)):
         return None
     named: Mapping[str, Tensor] = {f"state {i}": mean for i, mean in enumerate(plain.aux)} | plain.lookalikes
-    held = [next((name for name, mean in named.items() if same(state, mean)), _what(state)) for state in got]
+    held = [
+        next((name for name, mean in named.items() if same(state, mean)), _what(state, plain, layout)) for state in got
+    ]
     return f"are [{', '.join(held)}], expected states 0..{len(plain.aux) - 1} in order"
 
 
-def _what(state: Tensor) -> str:
-    poison = bool((bits(state.cpu()) == POISON[torch.bfloat16]).any()) if state.dtype == torch.bfloat16 else False
-    return "poison" if poison else f"unknown values {list(state.shape)}"
+def _what(state: Tensor, plain: Trace, layout: SpLayout) -> str:
+    """Say what an aux state is that is none of the known ones: its form where that is wrong, else its values."""
+    wanted = plain.aux[0] if plain.aux else state
+    if state.shape != wanted.shape or state.dtype != wanted.dtype:
+        return f"one that {_form(state, tuple(wanted.shape), wanted.dtype, layout)}"
+    return "poison" if bool((bits(state.cpu()) == POISON[torch.bfloat16]).any()) else "unknown values"

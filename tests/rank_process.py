@@ -25,18 +25,18 @@ import fast
 from fast.model import Kernels
 from fast.stages import stages
 from oracle.processes import DistributedGroup, Place, connect
-from oracle.ranks import RankError
+from oracle.ranks import Ranked, RankError, check_call, given
 from oracle.trace import RankTrace
-from tests.stream_model import Combination, Schedule, of_oracle, run_rank
+from tests.stream_model import Combination, Schedule, of_oracle, run_rank, weights_for
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a set of processes does.
 
-    combinations are run in turn over one connection, each in `pp` stages of `tp` ranks. fault: what rank `culprit`
-    of stage 0 does instead: "absent" never comes, "dies" ends before its first collective, "skips" leaves one out,
-    "sleeps" stays away from it, "raises" fails by itself. backend: whose kernels, and on which kind of device.
+    combinations are run in turn over one connection, each in `pp` stages of `tp` ranks. fault: what process `culprit`
+    does instead: "absent" never comes; at its third collective "dies" is killed, "skips" leaves it out, "sleeps"
+    stays away from it, "raises" fails by itself. backend: whose kernels, and on which kind of device.
     """
 
     combinations: tuple[Combination, ...]
@@ -143,8 +143,9 @@ def _run(plan: Plan, group: DistributedGroup, stage: int, device: str, guilty: b
         part = stages(combination.model, plan.pp, combination.borders)[stage]
         received = None if part.first else group.receive()
         trace = RankTrace()
-        wrapped = Misbehaving(group, plan.fault) if guilty else group
-        step = run_rank(combination, part, wrapped, trace, _kernels(plan), Schedule(), received, device)
+        wrapped = Misbehaving(group, plan) if guilty else group
+        weights = weights_for(combination, device)
+        step = run_rank(combination, part, wrapped, trace, _kernels(plan), Schedule(), received, weights)
         if not part.last:
             group.send(step.sent)
         shown.append(digest(trace))
@@ -157,33 +158,29 @@ def _kernels(plan: Plan) -> Kernels:
     return lambda op: fast.kernel(op, plan.backend)
 
 
-class Misbehaving:
-    """A group whose rank does something wrong at its second all-gather."""
+class Misbehaving(Ranked):
+    """A group whose rank does something wrong at its third collective, whichever it is."""
 
-    def __init__(self, group: DistributedGroup, fault: str) -> None:
+    def __init__(self, group: DistributedGroup, plan: Plan) -> None:
         self.group = group
         self.rank = group.rank
         self.size = group.size
-        self.fault = fault
-        self.gathers = 0
+        self.fault = plan.fault
+        # Longer than any other rank waits, and no longer: if the launcher is killed, nobody else ends this process.
+        self.away = 4 * plan.timeout
+        self.calls = 0
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        self.gathers += 1
-        if self.gathers != 2:
-            return self.group.all_gather(tensor)
+    def _exchange(self, kind: str, tensor: Tensor) -> list[Tensor]:
+        self.calls += 1
+        if self.calls != 3:
+            return self.group._exchange(kind, tensor)
         if self.fault == "dies":
-            os._exit(3)
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "sleeps":
-            time.sleep(3600)
+            time.sleep(self.away)
         if self.fault == "raises":
             raise ValueError("this rank has had enough")
-        return torch.cat([tensor] * self.size)
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        return self.group.all_reduce(tensor)
-
-    def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        return self.group.reduce_scatter(tensor)
+        return [given(check_call(kind, tensor, self.size), tensor, self.rank, self.size)] * self.size
 
 
 if __name__ == "__main__":

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import oracle
-from fast.model import Draft, Engine, Kernels, Step, Tail, Target, run_stage
+from fast.model import Draft, Engine, Kernels, Observe, Step, Tail, Target, run_stage
 from fast.rows import Parallel, Rows
 from fast.stages import MtpBuffer, Stage, slot, stages
 from oracle.model import Batch, Model, Trace, decode, poisoned
-from oracle.ranks import RankError, SimulatedGroup, simulate
+from oracle.ranks import SimulatedGroup, simulate
 from oracle.sp import CollectiveLog, SpLayout
 from oracle.sublayers import StandIns, Weights, make_weights
-from oracle.trace import Finding, RankTrace, differences, report
+from oracle.trace import Finding, RankTrace, differences, report, same
 
 VOCABULARY = 32
 
@@ -137,7 +138,7 @@ class Combination:
     def model(self) -> Model:
         base = oracle.MhcConfig.v4() if self.version == "v4" else oracle.MhcConfig.v41()
         return Model(
-            version="v4" if self.version == "v4" else "v4.1",
+            version=cast(Any, self.version),
             layers=self.layers,
             hidden_size=self.hidden_size,
             config=replace(base, hc_mult=self.hc_mult, sinkhorn_iters=self.sinkhorn_iters),
@@ -212,41 +213,66 @@ class Outcome:
     traces: list[list[RankTrace]] = field(default_factory=list)
     logs: list[CollectiveLog] = field(default_factory=list)
     steps: list[list[Step]] = field(default_factory=list)
-    buffers: list[MtpBuffer] = field(default_factory=list)
+    touched: list[str] = field(default_factory=list)
     error: Exception | None = None
 
 
 def execute(
     c: Combination, kernels: Kernels = of_oracle, schedule: Schedule | None = None, device: str = "cpu"
 ) -> Outcome:
-    """Run every stage in turn on simulated ranks; an error ends the run and is kept."""
+    """Run every stage in turn on simulated ranks; an error of any kind ends the run and is kept.
+
+    The schedule computes with a copy of the weights, which the plain run would otherwise share with a fault.
+    """
     outcome, chosen = Outcome(), schedule or Schedule()
+    lent = deepcopy(weights_for(c, device))
     received: list[dict[str, Tensor]] | None = None
     try:
         for stage in chosen.stages(c.model, c.pp, c.borders):
-            steps = _run_stage(c, stage, received, kernels, chosen, outcome, device)
+            steps = _run_stage(c, stage, lent, received, kernels, chosen, outcome)
             if not stage.last:
                 received = [handed_over(step.sent, stage, c, device) for step in steps]
-    except (RankError, ValueError, RuntimeError) as error:
+    except Exception as error:
         outcome.error = error
+    outcome.touched = changed(lent, weights_for(c, device))
     return outcome
+
+
+def changed(lent: Weights, kept: Weights) -> list[str]:
+    """The names of the weights that a run wrote over."""
+    pairs = zip(_named("weights", lent), _named("weights", kept), strict=True)
+    return [name for (name, value), (_, before) in pairs if not same(value, before)]
+
+
+def _named(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a tree of dataclasses and tuples, by its path."""
+    if isinstance(part, Tensor):
+        yield name, part
+        return
+    parts: list[tuple[str, Any]] = (
+        [(f"[{i}]", value) for i, value in enumerate(part)] if isinstance(part, tuple) else []
+    )
+    if is_dataclass(part):
+        parts = [(f".{one.name}", getattr(part, one.name)) for one in fields(part)]
+    for place, value in parts:
+        yield from _named(name + place, value)
 
 
 def _run_stage(
     c: Combination,
     stage: Stage,
+    weights: Weights,
     received: list[dict[str, Tensor]] | None,
     kernels: Kernels,
     schedule: Schedule,
     outcome: Outcome,
-    device: str,
 ) -> list[Step]:
     traces = [RankTrace() for _ in range(c.tp)]
     outcome.traces.append(traces)
 
     def body(group: SimulatedGroup) -> Step:
         given = None if received is None else received[group.rank]
-        return run_rank(c, stage, group, traces[group.rank], kernels, schedule, given, device)
+        return run_rank(c, stage, group, traces[group.rank], kernels, schedule, given, weights)
 
     run = simulate(c.tp, body)
     outcome.logs.append(run.log)
@@ -262,23 +288,23 @@ def run_rank(
     kernels: Kernels,
     schedule: Schedule,
     received: dict[str, Tensor] | None,
-    device: str = "cpu",
+    weights: Weights,
 ) -> Step:
-    """Run one rank of one stage; what it shows goes to `trace`."""
+    """Run one rank of one stage, where its weights are; what it shows goes to `trace`."""
+    device = str(weights.lm_head.device)
     engine = Engine(
         shape=c.model,
-        weights=weights_for(c, device),
+        weights=weights,
         sublayers=c.sublayers,
         kernels=kernels,
         group=group,
-        sequence_parallel=c.parallel.sequence_parallel,
+        parallel=c.parallel,
         tail=c.tail,
         observe=trace.observe,
         rows_type=schedule.rows,
     )
-    buffer = None
-    if stage.last and c.buffer:
-        buffer = MtpBuffer(poisoned((c.model.mtp_rows, c.hc_mult * c.hidden_size), device))
+    allocated = poisoned((c.model.mtp_rows, c.hc_mult * c.hidden_size), device)
+    buffer = MtpBuffer(allocated) if stage.last and c.buffer else None
     step = run_stage(
         engine,
         stage,
@@ -289,7 +315,8 @@ def run_rank(
         draft_type=schedule.draft,
     )
     if buffer is not None:
-        trace.observe("mtp buffer", buffer.tensor, False)
+        # The memory that a captured graph knows, whatever tensor the schedule may have put in its place.
+        trace.observe("mtp buffer", allocated, False)
     return step
 
 
@@ -303,11 +330,15 @@ def handed_over(sent: dict[str, Tensor], stage: Stage, c: Combination, device: s
 
 def judge(c: Combination, outcome: Outcome) -> list[Finding]:
     """Every difference between a run and the plain one; an error comes last, after what was wrong before it."""
+    touched = [Finding(name, "was written over: weights are inputs") for name in outcome.touched]
     if outcome.error is not None:
-        notes = " ".join(getattr(outcome.error, "__notes__", []))
-        ended = Finding("schedule", f"{type(outcome.error).__name__}: {outcome.error} {notes}".strip())
-        return [*differences(plain_of(c), outcome.traces, c.layout, ended=False), ended]
-    return [*differences(plain_of(c), outcome.traces, c.layout), *_collectives(outcome.logs)]
+        return [*touched, *differences(plain_of(c), outcome.traces, c.layout, ended=False), _ended(outcome.error)]
+    return [*touched, *differences(plain_of(c), outcome.traces, c.layout), *_collectives(outcome.logs)]
+
+
+def _ended(error: Exception) -> Finding:
+    notes = " ".join(getattr(error, "__notes__", []))
+    return Finding("schedule", f"{type(error).__name__}: {error} {notes}".strip())
 
 
 def _collectives(logs: Sequence[CollectiveLog]) -> list[Finding]:
@@ -322,3 +353,54 @@ def verdict(c: Combination, outcome: Outcome) -> str:
     """The report of a run; empty when it is exact."""
     findings = judge(c, outcome)
     return report(str(c), findings) if findings else ""
+
+
+@dataclass(frozen=True)
+class OwnRank:
+    """What a model of one's own gets on one rank of its only stage.
+
+    show: called as show(name, value, sharded) with a state, under the plain run's name, and whether the value is this
+    rank's shard; aux states as "aux state 0", "aux state 1" and so on, in the draft's order.
+    """
+
+    combination: Combination
+    group: SimulatedGroup
+    weights: Weights
+    batch: Batch
+    sublayers: StandIns
+    show: Observe
+
+
+def judge_own(c: Combination, run: Callable[[OwnRank], object]) -> str:
+    """The report on a model that is built of nothing here; empty when what it showed is exact.
+
+    It is compared in the states that it shows. Only results must be there: aux states, a buffer's contents, logits.
+    Raises ValueError for a combination of several stages.
+    """
+    if c.pp != 1:
+        raise ValueError(f"judge_own: runs one stage, got pp = {c.pp}")
+    ranks, lent = [RankTrace() for _ in range(c.tp)], deepcopy(weights_for(c))
+
+    def body(group: SimulatedGroup) -> None:
+        run(OwnRank(c, group, lent, batch_for(c), c.sublayers, ranks[group.rank].observe))
+
+    ended = []
+    try:
+        simulate(c.tp, body)
+    except Exception as error:
+        ended = [_ended(error)]
+    touched = [Finding(name, "was written over: weights are inputs") for name in changed(lent, weights_for(c))]
+    missed = [] if ended else list(_missed(c, ranks))
+    findings = [*touched, *differences(plain_of(c), [ranks], c.layout, ended=False), *missed, *ended]
+    return report(str(c), findings) if findings else ""
+
+
+def _missed(c: Combination, ranks: Sequence[RankTrace]) -> Iterator[Finding]:
+    """The results that some ranks did not show, without which the rest would prove nothing."""
+    for name in ["mtp buffer"] * c.buffer + ["logits"]:
+        without = tuple(rank for rank, trace in enumerate(ranks) if name not in trace.states)
+        if without:
+            yield Finding(name, "never shown", 0, without)
+    without = tuple(rank for rank, trace in enumerate(ranks) if c.aux_ids and not trace.aux)
+    if without:
+        yield Finding("aux states", "never shown", 0, without)

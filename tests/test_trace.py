@@ -113,9 +113,18 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda s: s[0][0].aux.__setitem__(1, poisoned((3, 2))),
         "aux states (rank 0): are [state 0, poison], expected states 0..1 in order",
     ),
-    "aux unknown": (
-        lambda s: s[0][0].aux.append(ramp(1)),
-        "aux states (rank 0): are [state 0, state 1, unknown values [1, 2]], expected states 0..1 in order",
+    "aux too many": (
+        lambda s: s[0][0].aux.append(ramp(3)),
+        "aux states (rank 0): are [state 0, state 1, unknown values], expected states 0..1 in order",
+    ),
+    "aux untrimmed": (
+        lambda s: s[0][0].aux.__setitem__(0, torch.cat([plain().aux[0], ramp(1)])),
+        "aux states (rank 0): are [one that is torch.bfloat16 [4, 2], expected torch.bfloat16 [3, 2]: pad rows were "
+        "not trimmed, state 1]",
+    ),
+    "aux dtype": (
+        lambda s: s[0][0].aux.__setitem__(0, plain().aux[0].float()),
+        "aux states (rank 0): are [one that is torch.float32 [3, 2], expected torch.bfloat16 [3, 2], state 1]",
     ),
 }
 
@@ -126,6 +135,15 @@ def test_each_change_is_found_in_its_words(name: str) -> None:
     change, text = CHANGES[name]
     first, *_ = found(change)
     assert first.startswith(text)
+
+
+def test_a_value_is_judged_as_it_was_shown() -> None:
+    """Catches a trace that keeps no copy: memory that a schedule uses again would be judged by its later contents."""
+    trace, value = RankTrace(), ramp(3)
+    trace.observe("first", value, False)
+    trace.observe("aux state 0", value, False)
+    value.fill_(0)
+    assert trace.states["first"][0].tolist() == trace.aux[0].tolist() == ramp(3).tolist()
 
 
 def test_one_bit_and_the_sign_of_zero_are_differences() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import oracle
 from fast.model import Engine, Step, run_stage
-from fast.rows import Group
+from fast.rows import Group, Parallel
 from fast.stages import MtpBuffer, Stage
 from oracle.model import Batch
 from oracle.sublayers import Weights, make_weights
@@ -106,7 +106,15 @@ def run_toy(
     """Run one stage of a toy model on one rank; return its step and what it showed."""
     trace = RankTrace()
     chosen = TOY_KERNELS | (kernels or {})
-    engine = Engine(toy, toy.weights, ToySublayers(toy.hidden_size), chosen.__getitem__, group, observe=trace.observe)
+    engine = Engine(
+        toy,
+        toy.weights,
+        ToySublayers(toy.hidden_size),
+        chosen.__getitem__,
+        group,
+        Parallel(group.size),
+        observe=trace.observe,
+    )
     ids = torch.zeros(tokens, dtype=torch.int64)
     batch = Batch(ids, ids, torch.zeros(tokens, dtype=torch.bool))
     return run_stage(engine, stage, batch, received=received, buffer=buffer), trace
