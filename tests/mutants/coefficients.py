@@ -193,13 +193,6 @@ def squares_swapped(
     return oracle.collapse_norm(residual, pre_mix, norm_weight, norm_eps=norm_eps, squares_of=other)
 
 
-def norm_weight_first(hidden: Tensor, norm_weight: Tensor, *, norm_eps: float) -> Tensor:
-    """y * (r * w) in place of (y * r) * w."""
-    _, squares = oracle.project(hidden, torch.zeros(1, hidden.shape[1]))
-    r = oracle.mixes(torch.ones(hidden.shape[0], 1), squares, numel=hidden.shape[1], rms_eps=norm_eps)
-    return (hidden.float() * (r * norm_weight.float())).to(torch.bfloat16)
-
-
 def own_mix_used(residual: Tensor, fn: Tensor, hc_scale: Tensor, hc_base: Tensor, **options: Any) -> Any:
     """Collapses with the pre-mix just computed where the carried one is meant."""
     *_, next_pre = oracle.pre_delayed(residual, fn, hc_scale, hc_base, **options)
@@ -250,7 +243,7 @@ BY_OP: dict[str, dict[str, Function]] = {
         "rms-eps-fixed": rms_eps_fixed("mixes"),
         "approximate-rsqrt": approximate_rsqrt,
     },
-    "norm": {"norm-weight-first": norm_weight_first, "rms-eps-fixed": rms_eps_fixed("norm")},
+    "norm": {"rms-eps-fixed": rms_eps_fixed("norm")},
     "collapse_norm": {"squares-swapped": squares_swapped, "rms-eps-fixed": rms_eps_fixed("collapse_norm")},
     "head": {"rms-eps-fixed": rms_eps_fixed("head")},
     "fn_broadcast": {"broadcast-tree": under("fn_broadcast", index_order="pairwise")},

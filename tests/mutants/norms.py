@@ -19,7 +19,6 @@ from oracle.coefficients import pre_gate, reciprocal_rms
 from oracle.collapse import unrounded_collapse
 from oracle.norm import SquaresOf
 from oracle.reduce import pinned_squares
-from tests.mutants.coefficients import with_config
 from tests.mutants.generic import patched, under
 
 Function = Callable[..., Any]
@@ -128,7 +127,6 @@ BY_OP: dict[str, dict[str, Function]] = {
     "head": {
         **_of_the_root("head"),
         "mix-rounded": patched("head", pre_gate=_gates_rounded),
-        "gate-eps-dropped": with_config("head", lambda _: {"hc_pre_eps": 0.0}),
         "approximate-exp": patched("head", exp=_hardware_exp),
         "exp-one-unit-high": patched("head", exp=one_unit(exp, 1)),
         "exp-one-unit-low": patched("head", exp=one_unit(exp, -1)),
