@@ -43,14 +43,16 @@ AUX_SETS = {
 
 
 def grid(version: str, aux: str) -> list[Combination]:
-    """The combinations of one version and aux set: every (pp, tp) with two T each, so that all pairs come up."""
+    """The combinations of one version and aux set: every (pp, tp) twice, the rest so that all pairs come up."""
     after = 1 if version == "v4" else 0
     ids = tuple(entering - after for entering in AUX_SETS[aux])
     if aux == "first" and version == "v4.1":
         ids = (0,)
     found = []
     for number, (pp, tp, turn) in enumerate(product(PPS, TPS, range(2))):
-        place = number + 3 * list(AUX_SETS).index(aux) + 5 * VERSIONS.index(version)
+        row, of_v41 = list(AUX_SETS).index(aux), VERSIONS.index(version)
+        place = number + 3 * row + 5 * of_v41
+        tokens = TOKENS[place % len(TOKENS)]
         found.append(
             Combination(
                 version=version,
@@ -59,12 +61,12 @@ def grid(version: str, aux: str) -> list[Combination]:
                 engram=ENGRAM,
                 pp=pp,
                 tp=tp,
-                sharded=pp == 1 and tp > 1 and place % 8 > 0,
-                tokens=TOKENS[place % len(TOKENS)],
-                buffer=turn == 0 if aux == "none" else place % 2 == 0,
-                tail="collapse_first" if place % 3 else "gather_first",
+                sharded=pp == 1 and tp > 1 and place % 11 > 0,
+                tokens=tokens,
+                buffer=turn == 0 if aux == "none" else (number + row) % 2 == 0,
+                tail="gather_first" if (number + of_v41) % 2 else "collapse_first",
                 draft_layers=1,
-                padded_slots=2 if number // 2 % 2 and TOKENS[place % len(TOKENS)] > 2 else 0,
+                padded_slots=2 if (number + 2 * row + of_v41) % 3 == 0 and tokens > 2 else 0,
             )
         )
     return found
@@ -74,30 +76,98 @@ GRID = {(version, aux): grid(version, aux) for version in VERSIONS for aux in AU
 ALL = [c for part in GRID.values() for c in part]
 
 
+def seams(version: str) -> list[Combination]:
+    """Engram where a model or a stage begins or ends and in all layers, with a state taken there, and a whole draft."""
+    last = 3 if version == "v4" else 4
+    own = Combination(version, engram=(0,), aux_ids=(0, last), tokens=3)
+    return [
+        replace(own, hidden_size=16),
+        replace(own, engram=(0, 3), tp=4, sharded=True, tokens=9),
+        replace(own, engram=(3,), aux_ids=(last - 1, 0), tp=2, sharded=True, tail="gather_first"),
+        replace(own, engram=(1, 2), aux_ids=(last - 3, last - 2), pp=2),
+        replace(own, engram=(2,), aux_ids=(last, last - 2), pp=2, tp=2, buffer=True),
+        replace(own, engram=(0, 1, 2, 3), aux_ids=(2, 0, 3, 1), pp=3, tokens=8, padded_slots=1),
+        replace(own, engram=(0, 1, 2, 3), aux_ids=(), buffer=True, tp=8, sharded=True, tokens=9),
+        replace(own, engram=(), aux_ids=(last,), pp=3, borders=(2, 3), tokens=1),
+    ]
+
+
+def filled_buffers(version: str) -> list[Combination]:
+    """A buffer that the draft reads, under sequence parallelism, for every T."""
+    return [
+        Combination(
+            version,
+            engram=ENGRAM,
+            tp=TPS[1 + place % 3],
+            sharded=True,
+            tokens=tokens,
+            buffer=True,
+            tail="gather_first" if place % 2 else "collapse_first",
+        )
+        for place, tokens in enumerate(TOKENS)
+    ]
+
+
+MORE = {(version, "at seams"): seams(version) for version in VERSIONS}
+MORE |= {(version, "with a filled buffer"): filled_buffers(version) for version in VERSIONS}
+PARTS = GRID | MORE
+
+
 @pytest.fixture(scope="session")
 def memo() -> RowMemo:
     return RowMemo()
 
 
-@pytest.mark.parametrize(("version", "aux"), GRID, ids=[f"{version}, {aux}" for version, aux in GRID])
+@pytest.mark.parametrize(("version", "aux"), PARTS, ids=[f"{version}, {aux}" for version, aux in PARTS])
 def test_plain_and_fused_have_the_same_bits(version: str, aux: str, memo: RowMemo) -> None:
     """Catches whatever changes a bit of any shared state, on any rank of any stage."""
-    wrong = [text for c in GRID[version, aux] if (text := verdict(c, execute(c, memo)))]
+    wrong = [text for c in PARTS[version, aux] if (text := verdict(c, execute(c, memo)))]
     assert not wrong, "\n".join(wrong)
+
+
+DIMENSIONS: dict[str, Callable[[Combination], object]] = {
+    "version": lambda c: c.version,
+    "aux": lambda c: next(aux for (_, aux), part in GRID.items() if c in part),
+    "pp": lambda c: c.pp,
+    "tp": lambda c: c.tp,
+    "tokens": lambda c: c.tokens,
+    "buffer": lambda c: c.buffer,
+    "tail": lambda c: c.tail,
+    "sharded": lambda c: c.sharded,
+    "slots": lambda c: c.padded_slots > 0,
+}
+# Tokens are sharded over several ranks of one stage only, and two slots without a request leave no token of two.
+IMPOSSIBLE = {
+    ("pp", 2, "sharded", True),
+    ("pp", 3, "sharded", True),
+    ("tp", 1, "sharded", True),
+    ("tokens", 0, "slots", True),
+    ("tokens", 1, "slots", True),
+}
 
 
 def test_the_grid_covers_what_it_says() -> None:
     """Catches a grid that lost a dimension: every pair of values of any two dimensions comes up where it is legal."""
     assert len(set(ALL)) == len(ALL) >= 300
-    seen = Counter((c.version, c.tp, c.tokens) for c in ALL if c.sharded)
-    assert {(version, tp, t) for version, tp, t in seen} == set(product(VERSIONS, TPS[1:], TOKENS))
-    assert {(c.pp, c.tokens) for c in ALL} == set(product(PPS, TOKENS))
+    missing = set()
+    for (one, of_one), (other, of_other) in combinations(DIMENSIONS.items(), 2):
+        seen = {(of_one(c), of_other(c)) for c in ALL}
+        possible = product({value for value, _ in seen}, {value for _, value in seen})
+        missing |= {(one, first, other, second) for first, second in possible if (first, second) not in seen}
+    assert missing == IMPOSSIBLE
+    seen_sharded = {(c.version, c.tp, c.tokens) for c in ALL if c.sharded}
+    assert seen_sharded == set(product(VERSIONS, TPS[1:], TOKENS))
+    assert {(c.version, c.tp, c.tail) for c in ALL if c.sharded} == set(
+        product(VERSIONS, TPS[1:], ("collapse_first", "gather_first"))
+    )
     assert {(c.aux_ids == (), c.buffer, c.pp, c.tp) for c in ALL} == set(
         product((False, True), (False, True), PPS, TPS)
     )
     assert {(c.sharded, c.tail, c.padded_slots > 0, c.buffer) for c in ALL} == set(
         product((False, True), ("collapse_first", "gather_first"), (False, True), (False, True))
     )
+    assert {c.tokens for c in ALL} == set(TOKENS)
+    assert {c.tp for c in ALL} == set(TPS)
 
 
 SAMPLE = [

@@ -16,7 +16,8 @@ from torch import Tensor
 from fast.interfaces import Shape
 from fast.model import Deferred, Draft, Mixes, Streams, Target
 from fast.rows import Rows
-from fast.stages import MtpBuffer, Stage, slot, stages
+from fast.stages import AuxStates, MtpBuffer, Stage, slot, stages
+from oracle.arith import round_bf16
 from oracle.ranks import added
 from tests.stream_model import Combination, Schedule
 
@@ -69,6 +70,130 @@ class LayerOrder(Target):
     def all_aux(self) -> list[Tensor]:
         states = self.remote | self.local_aux()
         return [states[entering] for entering in sorted(states)]
+
+
+class EmbeddedBehindTheInjection(Target):
+    """Still projects the one embedded row at the entry, although Engram has made the streams differ."""
+
+    def injected(self, layer: int, streams: Streams) -> Streams:
+        return replace(super().injected(layer, streams), embedded=streams.embedded)
+
+
+class EntryCapturedAfterTheInjection(Target):
+    """Takes the state entering layer 0 after an injection there, where no post tells the two apart."""
+
+    def entry(self) -> Streams:
+        streams = super().entry()
+        if 0 in self.engine.shape.engram and self.stage.owns(0):
+            self.captured = AuxStates(self.stage)
+            self.capture(0, self.engine.sublayers.engram(0, streams.residual, self.ids))
+        return streams
+
+
+class StageStartSkipsTheInjection(Target):
+    """Takes mapped streams for streams that are past everything, so that a later stage's first layer has no Engram."""
+
+    def injected(self, layer: int, streams: Streams) -> Streams:
+        return streams if layer == self.stage.start and layer > 0 else super().injected(layer, streams)
+
+
+class SeamLosesThePreMix(Target):
+    """Enters an Engram layer as if a model began there, with stream 0."""
+
+    def injected(self, layer: int, streams: Streams) -> Streams:
+        injected = super().injected(layer, streams)
+        return replace(injected, pre_mix=None) if layer in self.engine.shape.engram else injected
+
+
+class SendsThePreMixInBf16(Target):
+    """Sends the pre-mix in the streams' dtype."""
+
+    def send(self, streams: Streams) -> dict[str, Tensor]:
+        packed = super().send(streams)
+        return packed | {"pre_mix": packed["pre_mix"].to(torch.bfloat16)}
+
+
+class RoundsThePreMixOnTheWire(SendsThePreMixInBf16):
+    """The same, widened again on arrival: every form is right, the bits are not."""
+
+    def send(self, streams: Streams) -> dict[str, Tensor]:
+        packed = super().send(streams)
+        return packed | {"pre_mix": packed["pre_mix"].to(torch.float32)}
+
+
+class SendsTheAttentionsPreMix(Target):
+    """A stage sends the pre-mix that its last attention boundary made, one sublayer too early."""
+
+    def layer(self, index: int, layer: int, mixes: Mixes) -> Deferred:
+        deferred = super().layer(index, layer, mixes)
+        return deferred if self.stage.last or layer + 1 < self.stage.end else replace_pre_mix(deferred, mixes.pre_mix)
+
+
+class SendsBeforeTheLastPost(Target):
+    """A stage sends the streams that its last FFN was entered with."""
+
+    def mapped(self, entering: int, deferred: Deferred) -> Streams:
+        streams = super().mapped(entering, deferred)
+        border = entering == self.stage.end and not self.stage.last
+        return replace(streams, residual=deferred.residual) if border else streams
+
+
+class ReadsSlotsBackwards(Target):
+    """Unpacks the slots of earlier stages from the last one down."""
+
+    def receive(self, received: Mapping[str, Tensor]) -> Streams:
+        upstream = self.stage.upstream()
+        turned = {slot(i): received[slot(len(upstream) - 1 - i)] for i in range(len(upstream))}
+        return super().receive({**received, **turned})
+
+
+class AuxInFp32(Target):
+    """Keeps the mean unrounded."""
+
+    def local_aux(self) -> dict[int, Tensor]:
+        return {entering: mean.to(torch.float32) for entering, mean in super().local_aux().items()}
+
+
+class AuxNotGathered(Target):
+    """Hands the draft each rank's own rows."""
+
+    def local_aux(self) -> dict[int, Tensor]:
+        return self.captured.collect()
+
+
+class AuxNotTrimmed(Target):
+    """Gathers the aux states and keeps the pad rows."""
+
+    def local_aux(self) -> dict[int, Tensor]:
+        return {k: self.engine.group.all_gather(mean) for k, mean in self.captured.collect().items()}
+
+
+class MovesTheBuffer(Target):
+    """Fills a new buffer, so that a captured graph reads the old one."""
+
+    def finish_through_buffer(self, streams: Streams) -> Tensor:
+        assert self.buffer is not None
+        self.buffer.tensor = self.buffer.tensor.clone()
+        return super().finish_through_buffer(streams)
+
+
+class FillsThePadRows(Target):
+    """Copies gathered streams with their pad rows, past the step's tokens."""
+
+    def finish_through_buffer(self, streams: Streams) -> Tensor:
+        normed = super().finish_through_buffer(streams)
+        assert self.buffer is not None
+        padded = self.engine.group.all_gather(streams.residual)
+        self.buffer.tensor[: padded.shape[0]] = padded.flatten(1)
+        return normed
+
+
+class WritesOverAWeight(Target):
+    """Folds a factor into a weight in place, at every step again."""
+
+    def run(self, received: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        self.stack.ffn[0].fn.mul_(2)
+        return super().run(received)
 
 
 class TrimsNoWholeStreams(Target):
@@ -196,6 +321,75 @@ class SkipsTheInjectionSeam(Target):
 
     def injected(self, layer: int, streams: Streams) -> Streams:  # noqa: ARG002 - that is the fault
         return streams
+
+
+class DraftEndsWithAttentionPreMix(Draft):
+    """Collapses the draft's streams with the pre-mix of its last attention boundary."""
+
+    def layer(self, index: int, layer: int, mixes: Mixes) -> Deferred:
+        deferred = super().layer(index, layer, mixes)
+        last = index + 1 == self.engine.shape.draft_layers
+        return replace_pre_mix(deferred, mixes.pre_mix) if last else deferred
+
+
+class DraftEntersWithAPreMix(Draft):
+    """Starts the draft with the mean of the streams instead of stream 0."""
+
+    def drafted(self, streams: Streams, layers: int) -> Tensor:
+        return super().drafted(replace(streams, pre_mix=torch.full(streams.residual.shape[:2], 0.25)), layers)
+
+
+class DraftEntersByItsEmbeddedRow(Draft):
+    """Projects the one row that the draft's streams equal; the draft enters at full width."""
+
+    def drafted(self, streams: Streams, layers: int) -> Tensor:
+        return super().drafted(replace(streams, embedded=streams.residual[:, 0].contiguous()), layers)
+
+
+class DraftLeavesALayerOut(Draft):
+    """Ends the draft one layer early."""
+
+    def drafted(self, streams: Streams, layers: int) -> Tensor:
+        return super().drafted(streams, layers - 1)
+
+
+class DraftLayersCountFromZero(Draft):
+    """Numbers the draft's layers like the target's first ones."""
+
+    def layer(self, index: int, layer: int, mixes: Mixes) -> Deferred:
+        return super().layer(index, layer - self.engine.shape.layers, mixes)
+
+
+class ContextOfTheFirstLayerOnly(Draft):
+    """Lets only the draft's first layer see the target."""
+
+    def layer(self, index: int, layer: int, mixes: Mixes) -> Deferred:
+        deferred = super().layer(index, layer, mixes)
+        self.context = None
+        return deferred
+
+
+class ContextWithoutNorm(Draft):
+    """Leaves out the norm of the projected aux states."""
+
+    def combined(self, aux: Sequence[Tensor]) -> Tensor:
+        joined = self.note("joined aux", torch.cat(list(aux), 1), False)
+        return self.note("context", self.project(joined, self.engine.weights.main_proj).to(torch.bfloat16), False)
+
+
+class DraftTailUnrounded(Draft):
+    """Collapses the post's fp32 values, not their bf16 rounding."""
+
+    def tail(self, deferred: Deferred) -> Tensor:
+        d, pre_mix = deferred, deferred.pre_mix
+        assert pre_mix is not None
+        value = d.post_mix[:, :, None] * d.x.float()[:, None]
+        for i in range(d.residual.shape[1]):
+            value = value + d.comb_mix[:, i, :, None] * d.residual[:, i, None].float()
+        total = torch.zeros_like(value[:, 0])
+        for i in range(d.residual.shape[1]):
+            total = total + pre_mix[:, i, None] * value[:, i]
+        return self.rows.full(total.to(torch.bfloat16))
 
 
 class DraftReversesAux(Draft):
@@ -337,6 +531,34 @@ class ReducesFromTheLastRank(ReducesByGathering):
         return added(parts[::-1])
 
 
+class ReducesInARing(ReducesByGathering):
+    """Adds from the rank behind its own on, as a ring does, so that every rank has another order."""
+
+    def total(self, parts: list[Tensor]) -> Tensor:
+        behind = self.group.rank + 1
+        return added(parts[behind:] + parts[:behind])
+
+
+class ReducesInATree(ReducesByGathering):
+    """Adds pairs of ranks."""
+
+    def total(self, parts: list[Tensor]) -> Tensor:
+        wide = [part.to(torch.float32) for part in parts]
+        while len(wide) > 1:
+            wide = [left + right for left, right in zip(wide[::2], wide[1::2], strict=True)]
+        return round_bf16(wide[0])
+
+
+class ReducesFromTheFirstPart(ReducesByGathering):
+    """Starts with the first rank's part instead of +0: a sum of -0 alone stays -0."""
+
+    def total(self, parts: list[Tensor]) -> Tensor:
+        total = parts[0].to(torch.float32)
+        for part in parts[1:]:
+            total = total + part.to(torch.float32)
+        return round_bf16(total)
+
+
 class ReducesInBf16(ReducesByGathering):
     """Rounds after each addition, as a reduction in the tensors' own dtype does."""
 
@@ -446,6 +668,41 @@ BUGS = (
         "vllm-project/vllm-ascend pull 16263",
     ),
     PlantedBug(
+        "the entry's state taken after an injection",
+        Schedule(target=EntryCapturedAfterTheInjection),
+        Combination(V41, aux_ids=(0, 2), engram=(0,)),
+        AUX,
+        "[the mean after the injection at layer 0, state 1]",
+    ),
+    PlantedBug(
+        "slots read backwards",
+        Schedule(target=ReadsSlotsBackwards),
+        Combination(V41, aux_ids=(0, 1, 4), pp=2),
+        AUX,
+        "are [state 1, state 0, state 2]",
+    ),
+    PlantedBug(
+        "aux in fp32",
+        Schedule(target=AuxInFp32),
+        Combination(V4, aux_ids=(1, 3)),
+        AUX,
+        "are [one that is torch.float32 [9, 8], expected torch.bfloat16 [9, 8], one",
+    ),
+    PlantedBug(
+        "aux not gathered",
+        Schedule(target=AuxNotGathered),
+        sharded(4, 9, aux_ids=(1, 4)),
+        AUX,
+        "are [one that is torch.bfloat16 [3, 8], expected torch.bfloat16 [9, 8], one",
+    ),
+    PlantedBug(
+        "aux gathered and not trimmed",
+        Schedule(target=AuxNotTrimmed),
+        sharded(4, 9, aux_ids=(1, 4)),
+        AUX,
+        "expected torch.bfloat16 [9, 8]: pad rows were not trimmed",
+    ),
+    PlantedBug(
         "stage start captured twice",
         Schedule(target=StageStartCapturesAgain),
         Combination(V41, aux_ids=(2, 3), pp=2),
@@ -493,6 +750,29 @@ BUGS = (
         "vllm-project/vllm pull 42320",
     ),
     PlantedBug(
+        "buffer moved",
+        Schedule(target=MovesTheBuffer),
+        Combination(V4, buffer=True),
+        "mtp buffer",
+        "holds poison in 288 of 640 values",
+    ),
+    PlantedBug(
+        "pad rows copied to the buffer",
+        Schedule(target=FillsThePadRows),
+        sharded(4, 9, buffer=True),
+        "mtp buffer",
+        "was written in 96 values that this step must leave alone",
+        "alibaba/rtp-llm pull 1251",
+    ),
+    PlantedBug(
+        "buffer read when every state is remote",
+        Schedule(draft=ReadsTheSkippedBuffer),
+        Combination(V4, aux_ids=(0, 1), pp=2, buffer=True),
+        "draft entry streams (stage 1, rank 0)",
+        "holds poison",
+        "vllm-project/vllm pull 55575",
+    ),
+    PlantedBug(
         "buffer read when skipped",
         Schedule(draft=ReadsTheSkippedBuffer),
         Combination(V41, aux_ids=(1, 4), buffer=True),
@@ -522,6 +802,63 @@ BUGS = (
         "differs in",
     ),
     PlantedBug(
+        "pre-mix lost at an Engram layer",
+        Schedule(target=SeamLosesThePreMix),
+        Combination(V41, engram=(2,)),
+        "layer 2 attention input",
+        "differs in",
+    ),
+    PlantedBug(
+        "pre-mix sent in bf16",
+        Schedule(target=SendsThePreMixInBf16),
+        Combination(V41, pp=2),
+        "schedule",
+        "TypeError: pre_delayed: pre_mix must be float32 [9, 4], got bfloat16 [9, 4]",
+    ),
+    PlantedBug(
+        "pre-mix rounded on the way to the next stage",
+        Schedule(target=RoundsThePreMixOnTheWire),
+        Combination(V41, pp=2),
+        "layer 2 attention input (stage 1, rank 0)",
+        "differs in",
+    ),
+    PlantedBug(
+        "attention's pre-mix sent to the next stage",
+        Schedule(target=SendsTheAttentionsPreMix),
+        Combination(V41, pp=2),
+        "layer 2 attention input (stage 1, rank 0)",
+        "differs in",
+    ),
+    PlantedBug(
+        "streams sent before the last post",
+        Schedule(target=SendsBeforeTheLastPost),
+        Combination(V4, pp=2),
+        "layer 2 entry streams (stage 1, rank 0)",
+        "holds layer 1 ffn streams instead",
+        "vllm-project/vllm pull 42320",
+    ),
+    PlantedBug(
+        "a weight written over",
+        Schedule(target=WritesOverAWeight),
+        Combination(V41),
+        "weights.target.ffn[0].fn",
+        "was written over: weights are inputs",
+    ),
+    PlantedBug(
+        "one embedded row projected behind an injection",
+        Schedule(target=EmbeddedBehindTheInjection),
+        Combination(V4, engram=(0,)),
+        "layer 0 attention",
+        "differs in",
+    ),
+    PlantedBug(
+        "no injection at a stage's start",
+        Schedule(target=StageStartSkipsTheInjection),
+        Combination(V4, engram=(2,), pp=2),
+        "layer 2 injected streams",
+        "never computed",
+    ),
+    PlantedBug(
         "entry projected at full width",
         Schedule(target=EntersAtFullWidth),
         Combination(V41, hidden_size=16),
@@ -534,6 +871,62 @@ BUGS = (
         Combination(V41, engram=(2,)),
         "layer 2 injected streams",
         "never computed",
+    ),
+    PlantedBug(
+        "attention's pre-mix used at the draft's end",
+        Schedule(draft=DraftEndsWithAttentionPreMix),
+        sharded(2, 7, aux_ids=(1, 4)),
+        "draft hidden",
+        "holds the collapse of the draft final streams with the pre-mix of the last attention instead",
+    ),
+    PlantedBug(
+        "draft entered with a pre-mix",
+        Schedule(draft=DraftEntersWithAPreMix),
+        Combination(V41, buffer=True),
+        "draft layer 0 attention input",
+        "differs in",
+    ),
+    PlantedBug(
+        "draft entered by its embedded row",
+        Schedule(draft=DraftEntersByItsEmbeddedRow),
+        Combination(V41, aux_ids=(1, 4), hidden_size=16),
+        "draft layer 0 attention",
+        "differs in",
+    ),
+    PlantedBug(
+        "a draft layer left out",
+        Schedule(draft=DraftLeavesALayerOut),
+        Combination(V4, aux_ids=(1, 3)),
+        "draft layer 2 attention post_mix",
+        "never computed",
+    ),
+    PlantedBug(
+        "draft layers numbered from 0",
+        Schedule(draft=DraftLayersCountFromZero),
+        Combination(V4, aux_ids=(1, 3)),
+        "draft layer 0 attention output",
+        "differs in",
+    ),
+    PlantedBug(
+        "context dropped after the draft's first layer",
+        Schedule(draft=ContextOfTheFirstLayerOnly),
+        Combination(V41, aux_ids=(1, 4)),
+        "draft layer 1 attention output",
+        "differs in",
+    ),
+    PlantedBug(
+        "aux states joined and not normed",
+        Schedule(draft=ContextWithoutNorm),
+        Combination(V41, aux_ids=(1, 4)),
+        "draft context",
+        "differs in",
+    ),
+    PlantedBug(
+        "draft tail without the post's rounding",
+        Schedule(draft=DraftTailUnrounded),
+        sharded(2, 9, aux_ids=(1, 4)),
+        "draft hidden",
+        "differs in",
     ),
     PlantedBug(
         "draft joins the aux states in the opposite order",
@@ -663,6 +1056,27 @@ BUGS = (
         sharded(4, 8, order_sensitive=True),
         "layer 0 attention output",
         "differs in",
+    ),
+    PlantedBug(
+        "ranks added in a ring",
+        Schedule(rows=ReducesInARing),
+        sharded(8, 8, order_sensitive=True),
+        "layer 0 attention output",
+        "differs in",
+    ),
+    PlantedBug(
+        "ranks added in a tree",
+        Schedule(rows=ReducesInATree),
+        Combination(V4, tp=8, order_sensitive=True),
+        "layer 0 attention output",
+        "differs in",
+    ),
+    PlantedBug(
+        "ranks added from the first part on",
+        Schedule(rows=ReducesFromTheFirstPart),
+        sharded(2, 9),
+        "layer 0 attention output",
+        "-0.0, expected 0.0",
     ),
     PlantedBug(
         "ranks added in bf16",
