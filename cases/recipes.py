@@ -123,6 +123,33 @@ def _stream_axis(plain: Floats, request: Request) -> Floats:
     return plain.reshape(rows, request.streams, columns // request.streams)
 
 
+def _opposing(request: Request) -> Floats:
+    """A sublayer's output that stream 0 nearly cancels, the other streams faint: what remains of the first two
+    products shows which of them was rounded on its own.
+    """
+    role = request.role
+    if role in ("hidden", "streams"):
+        opposed = normal(f"{request.seed}/opposed", (request.shape[0], request.shape[-1]))
+        if role == "hidden":
+            return opposed
+        made = _plain(request) * np.float32(FAINT)
+        made[:, 0] = -opposed
+        return made
+    if role in ("post", "comb"):
+        weights = between(f"{request.seed}/opposed-mix", (request.shape[0], request.streams), 0.125, 2.0)
+        if role == "post":
+            return weights
+        made = _plain(request)
+        made[:, 0] = _nudged(weights, request.key("nudge"))
+        return made
+    return _plain(request)
+
+
+def _mean_tie(request: Request) -> Floats:
+    """Streams whose mean is the middle between two BF16 values, or an FP32 number next to it; all else plain."""
+    return _tie_mean(request) if request.role == "streams" else _plain(request)
+
+
 def _near_tie(request: Request) -> Floats:
     """Sums v + half an ulp of v, exactly or 2^-15 of it off: the middle between two BF16 values."""
     role, after_x = request.role, request.sum_of == "sublayer"
@@ -302,7 +329,9 @@ _RECIPES: dict[str, Callable[[Request], Floats]] = {
     "normal": _plain,
     "cancelling": _cancelling,
     "absorbing": _absorbing,
+    "opposing": _opposing,
     "near_tie": _near_tie,
+    "mean_tie": _mean_tie,
     "wide": _wide,
     "integer": _integer,
     "one_hot": _one_hot,

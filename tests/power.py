@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from cases.load import load_all
 from cases.schema import Case
 from tests.judge import Failure, judge
-from tests.mutants import MUTANTS
+from tests.mutants import MUTANTS, Mutant
 
 
 @dataclass(frozen=True)
 class Flagship:
     """A class of fault, planted in one op, and the case that catches it at ``tp`` ranks.
 
-    ``random_sees`` records whether the same case with ordinary normal inputs, packed, catches it as well.
+    ``stage`` is the step that is wrong, for a class that an op can have at several. ``random_sees`` records whether
+    the same case with ordinary normal inputs, packed, catches it as well.
     """
 
     kind: str
@@ -27,6 +28,12 @@ class Flagship:
     case: str
     random_sees: bool
     tp: int = 1
+    stage: str = ""
+
+    @property
+    def mutants(self) -> tuple[Mutant, ...]:
+        """The planted kernels of the class, of the stage alone where there is one."""
+        return tuple(one for one in MUTANTS[self.kind, self.op] if self.stage in ("", one.stage))
 
 
 FLAGSHIPS = (
@@ -103,10 +110,17 @@ def on_random_inputs(case: Case) -> Case:
 
 
 def caught(flagship: Flagship, case: Case) -> list[Failure] | str:
-    """The failures of the flagship's mutant on a case, or what it raised."""
-    mutant = MUTANTS[flagship.kind, flagship.op]
+    """The failures of the first of the flagship's mutants that a case catches, or what it raised."""
+    found: list[Failure] | str = []
+    for mutant in flagship.mutants:
+        found = found or fails(mutant, case, flagship.tp)
+    return found
+
+
+def fails(mutant: Mutant, case: Case, tp: int) -> list[Failure] | str:
+    """The failures of one mutant on a case, or what it raised."""
     try:
-        return judge(case, mutant.implementation, flagship.tp, pipeline=mutant.pipeline)
+        return judge(case, mutant.implementation, tp, pipeline=mutant.pipeline)
     except (RuntimeError, ValueError) as error:
         return str(error)
 

@@ -9,13 +9,22 @@ from __future__ import annotations
 import pytest
 
 from cases.load import load_all
-from tests.implementations import of_oracle
+from cases.schema import Case
+from tests.implementations import Implementation, of_oracle
 from tests.judge import judge
-from tests.mutants import MUTANTS
-from tests.power import FLAGSHIPS, Flagship, caught, on_random_inputs
+from tests.mutants import MUTANTS, Mutant
+from tests.mutants.boundaries import BOUNDARIES, Steps
+from tests.power import FLAGSHIPS, Flagship, caught, fails, on_random_inputs
 
 ALL = {case.name: case for case in load_all()}
 CLAIMS = [(case.name, kind) for case in ALL.values() if case.size != "large" for kind in case.catches]
+PRECISE = [
+    (case.name, kind, stage)
+    for case in ALL.values()
+    if case.size != "large"
+    for kind, stages in case.shows.items()
+    for stage in stages
+]
 IDS = [f"{flagship.kind}:{flagship.case}" for flagship in FLAGSHIPS]
 
 
@@ -23,9 +32,46 @@ IDS = [f"{flagship.kind}:{flagship.case}" for flagship in FLAGSHIPS]
 def test_every_claim_is_proven(name: str, kind: str) -> None:
     """A case catches each class that it claims, at one of its tp sizes at least."""
     case = ALL[name]
-    assert (kind, case.op) in MUTANTS, f"no planted wrong {case.op} of class {kind} proves the claim of {name}"
+    assert MUTANTS.get((kind, case.op)), f"no planted wrong {case.op} of class {kind} proves the claim of {name}"
     tried = (Flagship(kind, case.op, name, False, tp) for tp in reversed(case.tp))
     assert any(caught(flagship, case) for flagship in tried), f"{name} does not catch {kind}"
+
+
+@pytest.mark.parametrize(("name", "kind", "stage"), PRECISE, ids=[":".join(claim) for claim in PRECISE])
+def test_every_precise_claim_is_proven(name: str, kind: str, stage: str) -> None:
+    """Every planted kernel of the class that is wrong in this stage alone changes every output that the case names.
+
+    Catches a title or a claim that promises more stages than the inputs can show.
+    """
+    case, planted = ALL[name], Flagship(kind, ALL[name].op, name, False, stage=stage)
+    assert planted.mutants, f"no planted wrong {case.op} of class {kind} is wrong in {stage} alone"
+    for number, mutant in enumerate(planted.mutants):
+        hidden = set(case.shows[kind][stage]) - changed(mutant, case)
+        assert not hidden, f"way {number} of {kind} in {stage} does not show in {sorted(hidden)}"
+
+
+def changed(mutant: Mutant, case: Case) -> set[str]:
+    """The outputs whose bits a mutant changes at some tp size of a case; none where it raises."""
+    found = [fails(mutant, case, tp) for tp in case.tp]
+    return {one.output for failures in found if not isinstance(failures, str) for one in failures if one.comparison}
+
+
+@pytest.mark.parametrize("op", BOUNDARIES)
+def test_the_steps_are_the_boundary(op: str) -> None:
+    """Without this, a mutant could be caught for how it is put together instead of for its one wrong step."""
+    right = Implementation(op, "steps", Steps().boundary(op), accepts_out=False)
+    for case in ALL.values():
+        if case.op == op and case.size == "small":
+            assert judge(case, right, 1) == [], case.name
+
+
+@pytest.mark.parametrize("op", BOUNDARIES)
+def test_no_wrong_stage_of_a_boundary_survives(op: str) -> None:
+    """Some case claims each class at each stage: catches cases that see the first stage of a fused op and no other."""
+    planted = {(one.kind, one.stage) for (_, of), some in MUTANTS.items() if of == op for one in some if one.stage}
+    own = [case for case in ALL.values() if case.op == op and case.size != "large"]
+    claimed = {(kind, stage) for case in own for kind, stages in case.shows.items() for stage in stages}
+    assert planted - claimed == set()
 
 
 @pytest.mark.parametrize("flagship", FLAGSHIPS, ids=IDS)

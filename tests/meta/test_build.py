@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from oracle.collapse import unrounded_collapse
 from tests.meta.documents import case
 
 RECIPES = ("normal", "cancelling", "absorbing", "near_tie", "wide", "integer", "one_hot", "token_id", "special")
+SUBLAYER_RECIPES = ("opposing", "mean_tie")
 FUSED = WeightedSum(contraction="fused")
 DESCENDING = WeightedSum(order="descending")
 PAIRWISE = WeightedSum(order="pairwise")
@@ -36,6 +37,7 @@ PINNED_BELL = ["0x1.0a84f20000000p-2", "0x1.9f55660000000p+0", "-0x1.d889e400000
 PINNED_UNIFORM = ["0x1.14a7e80000000p-2", "0x1.2a1d220000000p-1", "0x1.5979700000000p-3"]
 PINNED_BELOW = [4, 58, 44]
 PINNED_RECIPES = "5a48919ff8e75b1a0ffbabfd212d4a188edb9c56e96bf2ad0a45e3bab131fb8d"
+PINNED_SUBLAYER_RECIPES = "739956d4a7c24bea940f8c5c35ec22ea8c8fbe39e119844f74c64acacd2b7ac1"
 
 
 def tensor(recipe: str, argument: str = "residual", **changes: Any) -> torch.Tensor:
@@ -62,9 +64,9 @@ def means(recipe: str, rule: Mean, hc_mult: int = 4) -> int:
     return differing(oracle.stream_mean(residual), other)
 
 
-def posts(recipe: str, rule: Post) -> int:
-    """The same for the post, of 3 x 4 x 512 results."""
-    made = build(case(op="post", hidden=512, inputs={"default": {"recipe": recipe}})).tensors
+def posts(recipe: str, rule: Post, hc_mult: int = 4) -> int:
+    """The same for the post, of 3 x n x 512 results."""
+    made = build(case(op="post", hidden=512, hc_mult=hc_mult, inputs={"default": {"recipe": recipe}})).tensors
     other = oracle.post(*made.values(), arithmetic=Arithmetic("other", post=rule))
     return differing(oracle.post(*made.values()), other)
 
@@ -82,20 +84,18 @@ def test_numbers_from_bits_are_pinned() -> None:
     assert [int(one) for one in below(made, 100)] == PINNED_BELOW
 
 
-def test_recipes_are_pinned() -> None:
+@pytest.mark.parametrize(
+    ("recipes", "pinned"),
+    [(RECIPES, PINNED_RECIPES), (SUBLAYER_RECIPES, PINNED_SUBLAYER_RECIPES)],
+    ids=["any", "sublayer"],
+)
+def test_recipes_are_pinned(recipes: tuple[str, ...], pinned: str) -> None:
     """Catches any change in what a recipe makes, for any op and role."""
     total = hashlib.sha256()
-    for op, recipe in pairs():
+    for op, recipe in itertools.product(OPS, recipes):
         for name, made in build(whole_case(op, recipe)).tensors.items():
             total.update(f"{op} {recipe} {name} {digest(made)}\n".encode())
-    assert total.hexdigest() == PINNED_RECIPES
-
-
-def pairs() -> Iterator[tuple[str, str]]:
-    """Every op with every recipe."""
-    for op in OPS:
-        for recipe in RECIPES:
-            yield op, recipe
+    assert total.hexdigest() == pinned
 
 
 def whole_case(op: str, recipe: str) -> Case:
@@ -129,7 +129,7 @@ def test_signs_and_spread_use_both_ends() -> None:
     assert abs(int(torch.from_numpy(signs(raw("signs", (4096,)))).sum())) < 300
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *SUBLAYER_RECIPES])
 def test_first_tokens_do_not_depend_on_the_number_of_tokens(recipe: str) -> None:
     """Catches values drawn across tokens: cases on both sides of a threshold could not share a row."""
     for argument in ("residual", "pre_mix", "comb_mix"):
@@ -188,6 +188,22 @@ def test_cancelling_shows_every_order_of_a_post(rule: Post) -> None:
     """Shows the power against a contracted, reversed or re-ordered post."""
     assert posts("normal", rule) <= 1
     assert posts("cancelling", rule) > 2000
+
+
+@pytest.mark.parametrize("hc_mult", [1, 3, 4, 8])
+def test_opposing_shows_which_product_of_a_post_is_rounded(hc_mult: int) -> None:
+    """Under `cancelling` the sublayer's output is so faint that its product's own rounding never shows."""
+    first = Post(first="into_first")
+    assert posts("cancelling", first, hc_mult) == 0
+    assert posts("opposing", first, hc_mult) > 300
+
+
+@pytest.mark.parametrize("hc_mult", [3, 6, 7])
+def test_mean_ties_show_a_reciprocal_also_where_a_sublayer_comes_first(hc_mult: int) -> None:
+    """`near_tie` makes ties of the post there, and a boundary's aux mean needs ties of its own."""
+    made = tensor("mean_tie", op="post", hidden=512, hc_mult=hc_mult)
+    other = oracle.stream_mean(made, arithmetic=Arithmetic("other", mean=Mean(scale="reciprocal")))
+    assert differing(oracle.stream_mean(made), other) > 50
 
 
 def projected(rule: Dot, hidden: int) -> int:

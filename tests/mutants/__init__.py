@@ -15,7 +15,7 @@ from cases.ops import OPS
 from oracle.arithmetic import WeightedSum
 from tests.implementations import Implementation
 from tests.judge import Pipeline
-from tests.mutants import coefficients, generic, orders, streams
+from tests.mutants import boundaries, coefficients, generic, norms, orders, streams
 from tests.mutants.pipelines import PIPELINES
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -27,18 +27,21 @@ Function = Callable[..., Any]
 class Mutant:
     """One wrong kernel, or one wrong SP step around the right kernel.
 
-    ``kind`` is its class, a word of ``[catches]`` in cases/flags.toml.
+    ``kind`` is its class, a word of ``[catches]`` in cases/flags.toml. ``stage`` is the step of the op that alone is
+    wrong, a word of ``[stages]``; it is empty where the fault is not in one step, such as one of addressing.
     """
 
     kind: str
     op: str
     function: Function
     pipeline: Pipeline = field(default_factory=Pipeline)
+    stage: str = ""
 
     @property
     def implementation(self) -> Implementation:
         """The mutant as something to judge; only the one that leaves a column unwritten needs ``out=``."""
-        return Implementation(self.op, f"mutant-{self.kind}", self.function, self.kind == "tail-column-unwritten")
+        name = "-".join(part for part in ("mutant", self.kind, self.stage) if part)
+        return Implementation(self.op, name, self.function, self.kind == "tail-column-unwritten")
 
 
 _EVERY_OP = {
@@ -91,11 +94,34 @@ def _all_mutants() -> Iterator[Mutant]:
         functions |= {
             kind: make(op) for kind, make in _OPS_WITH_MIXES.items() if "comb_mix" in names or "pre_mix" in names
         }
-        functions |= orders.departures(op) | _OWN.get(op, {})
-        yield from (Mutant(kind, op, function) for kind, function in functions.items())
+        functions |= _OWN.get(op, {}) | norms.BY_OP.get(op, {}) | streams.BY_OP.get(op, {})
+        staged = _staged(op)
+        yield from (Mutant(kind, op, function) for kind, function in functions.items() if kind not in staged)
+        for kind, stages in staged.items():
+            yield from (Mutant(kind, op, one, stage=stage) for stage, wrong in stages.items() for one in wrong)
         if with_tokens:
             right = getattr(oracle, op)
             yield from (Mutant(kind, op, right, pipeline) for kind, pipeline in PIPELINES.items())
 
 
-MUTANTS: dict[tuple[str, str], Mutant] = {(mutant.kind, mutant.op): mutant for mutant in _all_mutants()}
+def _staged(op: str) -> boundaries.Staged:
+    """The wrong kernels of an op that are wrong in one known step, by class and stage."""
+    steps = boundaries.STAGED.get(op, {})
+    if op in boundaries.BOUNDARIES:
+        return steps
+    departed: boundaries.Staged = {
+        kind: {stage: (one,) for stage, one in by.items()} for kind, by in orders.departures(op).items()
+    }
+    return departed | steps
+
+
+def _by_class() -> dict[tuple[str, str], tuple[Mutant, ...]]:
+    found: dict[tuple[str, str], tuple[Mutant, ...]] = {}
+    for mutant in _all_mutants():
+        key = mutant.kind, mutant.op
+        found[key] = (*found.get(key, ()), mutant)
+    return found
+
+
+MUTANTS = _by_class()
+"""Every planted wrong kernel of a class and an op: one, or one for each stage and way in which it can be wrong."""

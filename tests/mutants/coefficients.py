@@ -158,17 +158,19 @@ def rms_eps_outside(sums: Tensor, squares: Tensor, *, numel: int, rms_eps: float
     return sums * (constant(1.0, squares) / (sqrt(mean) + constant(rms_eps, squares))).unsqueeze(1)
 
 
+def other_eps(eps: float) -> float:
+    """The other model's released epsilon."""
+    return 1e-20 if eps > 1e-10 else 1e-6
+
+
 def rms_eps_fixed(op: str) -> Function:
     """Uses V4's epsilon where the case says V4.1's, or the reverse."""
-
-    def other(eps: float) -> float:
-        return 1e-20 if eps > 1e-10 else 1e-6
 
     def mutant(*tensors: Tensor, **options: Any) -> Any:
         if "config" in options:
             config = options["config"]
-            options["config"] = replace(config, rms_eps=other(config.rms_eps), norm_eps=other(config.norm_eps))
-        options |= {name: other(options[name]) for name in ("rms_eps", "norm_eps") if name in options}
+            options["config"] = replace(config, rms_eps=other_eps(config.rms_eps), norm_eps=other_eps(config.norm_eps))
+        options |= {name: other_eps(options[name]) for name in ("rms_eps", "norm_eps") if name in options}
         return getattr(oracle, op)(*tensors, **options)
 
     return mutant
@@ -247,9 +249,7 @@ BY_OP: dict[str, dict[str, Function]] = {
     "collapse_norm": {"squares-swapped": squares_swapped, "rms-eps-fixed": rms_eps_fixed("collapse_norm")},
     "head": {"rms-eps-fixed": rms_eps_fixed("head")},
     "fn_broadcast": {"broadcast-tree": under("fn_broadcast", index_order="pairwise")},
-    "pre": {"rms-eps-fixed": rms_eps_fixed("pre")},
     "pre_delayed": {
-        "rms-eps-fixed": rms_eps_fixed("pre_delayed"),
         "rms-over-streams": rms_over_streams,
         "own-mix-used": own_mix_used,
         "identity-multiplied": identity_multiplied,

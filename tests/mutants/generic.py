@@ -38,14 +38,15 @@ def patched(op: str, **replacements: Function) -> Function:
     """The op with functions of the oracle replaced by name, wherever the oracle imports them."""
 
     def mutant(*tensors: Tensor, **options: Any) -> Any:
-        with _replaced(replacements):
+        with replaced(replacements):
             return getattr(oracle, op)(*tensors, **options)
 
     return mutant
 
 
 @contextmanager
-def _replaced(replacements: dict[str, Function]) -> Iterator[None]:
+def replaced(replacements: dict[str, Function]) -> Iterator[None]:
+    """Functions of the oracle replaced by name, wherever the oracle imports them, until the block ends."""
     modules = [module for name, module in sys.modules.items() if name.startswith("oracle.")]
     places = [(module, name) for module in modules for name in replacements if hasattr(module, name)]
     before = [getattr(module, name) for module, name in places]
@@ -86,24 +87,26 @@ def _outputs(op: str, tensors: tuple[Tensor, ...], options: dict[str, Any]) -> t
     return (result,) if isinstance(result, Tensor) else result
 
 
-def truncating_store(op: str) -> Function:
+def truncated(values: Tensor) -> Tensor:
     """Drops the low 16 bits, as the bf16 cast of Triton's interpreter does."""
+    cut = from_bits((bits(values) >> 16).to(torch.int16))
+    return torch.where(values.isnan(), torch.full_like(cut, torch.nan), cut)
 
-    def truncate(values: Tensor) -> Tensor:
-        cut = from_bits((bits(values) >> 16).to(torch.int16))
-        return torch.where(values.isnan(), torch.full_like(cut, torch.nan), cut)
 
-    return patched(op, round_bf16=truncate)
+def up_from_half(values: Tensor) -> Tensor:
+    """Adds half a unit and drops the low bits: only exact ties above an even value come out wrong."""
+    cut = from_bits(((bits(values) + 0x8000) >> 16).to(torch.int16))
+    return torch.where(values.isnan(), torch.full_like(cut, torch.nan), cut)
+
+
+def truncating_store(op: str) -> Function:
+    """Stores BF16 without rounding."""
+    return patched(op, round_bf16=truncated)
 
 
 def round_half_up(op: str) -> Function:
-    """Adds half a unit and drops the low bits: only exact ties above an even value come out wrong."""
-
-    def round_up(values: Tensor) -> Tensor:
-        cut = from_bits(((bits(values) + 0x8000) >> 16).to(torch.int16))
-        return torch.where(values.isnan(), torch.full_like(cut, torch.nan), cut)
-
-    return patched(op, round_bf16=round_up)
+    """Rounds ties away from zero."""
+    return patched(op, round_bf16=up_from_half)
 
 
 def subnormal_flushed(op: str) -> Function:

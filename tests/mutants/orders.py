@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
+from cases.ops import OPS
+from oracle.arith import fma
 from oracle.arithmetic import FIELDS, Dot, Mean, Post, WeightedSum
-from tests.mutants.generic import Function, under
+from oracle.reduce import add_product
+from tests.mutants.generic import Function, patched, under
 
 # By class of fault, how each field of an `Arithmetic` departs from the contract.
 _DEPARTURES: dict[str, dict[str, Any]] = {
@@ -13,6 +18,7 @@ _DEPARTURES: dict[str, dict[str, Any]] = {
         "collapse": WeightedSum(contraction="fused"),
         "post": Post(first="into_first", contraction="fused"),
     },
+    "first-term-fused": {"post": Post(first="into_first")},
     "reversed-order": {
         "collapse": WeightedSum(order="descending"),
         "mean": Mean(order="descending"),
@@ -32,8 +38,31 @@ _DEPARTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def departures(op: str) -> dict[str, Function]:
-    """The wrong sequences that an op can follow, by class of fault."""
-    fields = FIELDS[op]
-    chosen = {kind: {f: rule for f, rule in rules.items() if f in fields} for kind, rules in _DEPARTURES.items()}
-    return {kind: under(op, **rules) for kind, rules in chosen.items() if rules}
+def departures(op: str) -> dict[str, dict[str, Function]]:
+    """The wrong sequences that an op can follow, by class of fault and stage; "" where one rule serves two stages."""
+    found: dict[str, dict[str, Function]] = {}
+    for kind, rules in _DEPARTURES.items():
+        for field in rules.keys() & set(FIELDS[op]):
+            found.setdefault(kind, {})[_stage(op, field)] = under(op, **{field: rules[field]})
+    if op in ("post", "draft_tail"):
+        found["other-product-fused"] = {"post": patched(op, _post_sum=other_product_fused)}
+    return found
+
+
+_STAGES = {"gate": "gates", "projects": "projection", "index_order": "sinkhorn"}
+
+
+def _stage(op: str, field: str) -> str:
+    """The stage that one field of an `Arithmetic` changes."""
+    if field == "dot":
+        return "norm-squares" if "norm-squares" in OPS[op].stages else ""
+    return _STAGES.get(field, field)
+
+
+def other_product_fused(weight: Tensor, x: Tensor, terms: list[tuple[Tensor, Tensor]], _: Post) -> Tensor:
+    """fma(comb0, res0, post * x), and then each further term with two roundings."""
+    (comb, stream), *rest = terms
+    value = fma(comb, stream, weight * x)
+    for weight_, value_ in rest:
+        value = add_product(value, weight_, value_, fused=False)
+    return value
