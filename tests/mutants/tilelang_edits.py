@@ -45,7 +45,7 @@ class Edit:
         return source.replace(self.old, self.new)
 
 
-class _Edited(MetaPathFinder, SourceLoader):
+class _Edited(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed: SourceLoader contradicts its own base
     """Finds and loads one package of edited kernels; TileLang reads their source through it too."""
 
     def __init__(self, package: str, edits: Sequence[Edit]) -> None:
