@@ -6,10 +6,12 @@ the report; where a report is about one mechanism, the mechanism is tested by it
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +19,26 @@ import torch
 
 import fast
 import oracle
-from fast.model import Kernels
+from fast.model import Boundaries, Engine, Kernels, run_stage
 from fast.rows import Parallel
 from fast.stages import AuxStates, MtpBuffer, Stage, stages, wanted_states
-from oracle.model import poisoned
+from oracle.model import Batch, poisoned
+from oracle.ranks import SimulatedGroup, simulate
 from oracle.trace import same
-from tests.stream_model import Combination, Outcome, RowMemo, batch_for, execute, plain_of, verdict, weights_for
-from tests.toy_model import Toy
+from tests.stream_model import (
+    Combination,
+    Outcome,
+    OwnRank,
+    RowMemo,
+    batch_for,
+    execute,
+    judge_own,
+    of_oracle,
+    plain_of,
+    verdict,
+    weights_for,
+)
+from tests.toy_model import TOY_KERNELS, Toy, ToySublayers
 
 VERSIONS = ("v4", "v4.1")
 TOKENS = (0, 1, 3, 7, 8, 9, 17)
@@ -333,6 +348,124 @@ def test_a_full_buffer_needs_whole_streams(memo: RowMemo) -> None:
     assert ("all_gather", (3, 4, 8), "bfloat16") in collectives(c, memo)
     skipped = replace(c, aux_ids=(0,))
     assert ("all_gather", (3, 4, 8), "bfloat16") not in collectives(skipped, memo)
+
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "schedules.md"
+
+
+def documented() -> str:
+    """The model of one's own that the document shows."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (code,) = [block for block in blocks if "judge_own(" in block]
+    return str(code)
+
+
+# What is written instead of what, and what the report then says first.
+OWN_FAULTS = {
+    "aux one layer early": (
+        "wanted = k + 1 in c.aux_ids",
+        "wanted = k in c.aux_ids",
+        "aux states (rank 0): are [one that is torch.bfloat16 [0, 8], expected torch.bfloat16 [9, 8], state 1]",
+    ),
+    "pre-mix not carried": (
+        "streams, post, comb, x, pre, _ =",
+        "streams, post, comb, x, _, _ =",
+        "layer 1 ffn output (stage 0, rank 0): differs in",
+    ),
+    "no last post": (
+        "streams = oracle.post(y, streams, post, comb)",
+        "pass",
+        "final streams (stage 0, rank 0): holds layer 3 ffn streams instead",
+    ),
+    "logits forgotten": ('show("logits",', '("logits",', "logits (stage 0, rank 0): never shown"),
+    "aux forgotten": (
+        'show(f"aux state {place}", aux[entering])',
+        "pass",
+        "aux states (stage 0, rank 0): never shown",
+    ),
+    "a weight scaled": (
+        "w, batch, run =",
+        "rank.weights.lm_head.mul_(2); w, batch, run =",
+        "weights.lm_head: was written over: weights are inputs",
+    ),
+    "a mistake": (
+        "aux[layers] =",
+        "aux[layers / 0] =",
+        "schedule: ZeroDivisionError: division by zero raised by rank 0 of 1",
+    ),
+}
+
+
+def test_a_model_of_ones_own_is_judged_as_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a document that no longer runs."""
+    exec(documented(), {})
+    assert capsys.readouterr().out == "exact\n"
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS)
+def test_a_fault_in_a_model_of_ones_own_is_named(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a verdict on foreign code that cannot fail."""
+    right, wrong, text = OWN_FAULTS[fault]
+    assert documented().count(right) == 1
+    exec(documented().replace(right, wrong), {})
+    assert capsys.readouterr().out.split("\n")[1].strip().startswith(text)
+
+
+def test_a_model_of_ones_own_shows_its_results_on_every_rank() -> None:
+    """Catches a verdict on nothing: a rank that shows nothing, a buffer that is not shown, stages that are not run."""
+    c = Combination("v4", tp=2, buffer=True)
+
+    def quiet(rank: OwnRank) -> None:
+        if rank.group.rank == 0:
+            rank.show("logits", plain_of(c).states["logits"], False)
+
+    assert judge_own(c, quiet).split("\n")[1:] == [
+        "  mtp buffer (stage 0, ranks 0, 1): never shown",
+        "  logits (stage 0, rank 1): never shown",
+    ]
+    with pytest.raises(ValueError, match="judge_own: runs one stage, got pp = 2"):
+        judge_own(replace(c, pp=2), quiet)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_sharded_tokens_are_refused_where_they_cannot_be(sharded: bool) -> None:
+    """Catches a way around the preconditions: an engine that shards by itself, a group of another size."""
+    toy = Toy("v4.1", 2)
+
+    def body(group: SimulatedGroup) -> None:
+        parallel = Parallel(2, 1, 1, sharded, sharded, sharded)
+        engine = Engine(toy, toy.weights, ToySublayers(), TOY_KERNELS.__getitem__, group, parallel)
+        ids = torch.zeros(3, dtype=torch.int64)
+        run_stage(engine, stages(toy, 2)[0], Batch(ids, ids, ids > 0))
+
+    if sharded:
+        with pytest.raises(ValueError, match=r"sequence_parallel needs pp = 1, got a stage of layers 0\.\.0 of 2"):
+            simulate(2, body)
+    else:
+        simulate(2, body)
+    with pytest.raises(ValueError, match=r"parallel\.tp is 2, but the group has 4 ranks"):
+        simulate(4, body)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"version": "V4"}, "version must be 'v4' or 'v4.1', got 'V4'"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"draft_layers": 0}, "draft_layers must be at least 1, got 0"),
+    ],
+)
+def test_a_model_that_is_none_is_refused(given: dict[str, Any], text: str) -> None:
+    """Catches a misspelt version, which was judged by the rules of V4.1."""
+    with pytest.raises(ValueError, match=text):
+        verdict(replace(Combination(), **given), Outcome())
+    with pytest.raises(ValueError, match="version must be"):
+        Boundaries("V4", Combination().model.config, of_oracle)
+
+
+def test_a_buffer_of_too_few_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="mtp_rows must be at least the tokens, got 20 rows for 21"):
+        plain_of(Combination(tokens=21, buffer=True))
 
 
 @pytest.mark.parametrize(
