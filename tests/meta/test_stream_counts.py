@@ -51,11 +51,11 @@ def test_a_stream_count_without_a_case_is_noticed(op: str) -> None:
 def test_a_count_rounded_up_shows_at_no_power_of_two(op: str, kind: str) -> None:
     """Why 1, 2, 4 and 8 are not enough: a kernel that rounds its count up is exact there, and wrong elsewhere."""
     wrong = Implementation(op, kind, streams.BY_OP[op][kind], accepts_out=False)
-    caught = {n for n in COUNTS if judge(smallest(op, n), wrong, 1)}
+    caught = {n for n in COUNTS if any(judge(case, wrong, 1) for case in likely(op, n, kind))}
     assert caught == set(COUNTS) - set(POWERS)
 
 
-def smallest(op: str, count: int) -> Case:
-    """The case of an op with so many streams whose arguments are smallest."""
+def likely(op: str, count: int, kind: str) -> list[Case]:
+    """Two cases of an op with so many streams: those that claim the class first, then the smallest."""
     shown = [case for case in ALL if (case.op, case.hc_mult) == (op, count) and shows_count(case)]
-    return min(shown, key=lambda case: case.tokens * case.hidden)
+    return sorted(shown, key=lambda case: (kind not in case.catches, case.tokens * case.hidden))[:2]
