@@ -16,8 +16,8 @@ from torch import Tensor
 
 import oracle
 from cases.ops import OPS
-from oracle import MhcConfig
-from oracle.arith import bits, constant, exp, from_bits, round_bf16, sigmoid, widen
+from oracle import MhcConfig, arith
+from oracle.arith import bits, constant, exp, from_bits, round_bf16, widen
 from oracle.arithmetic import CONTRACT_1, Arithmetic, Dot, Mean, Post, WeightedSum
 from oracle.coefficients import pre_gate, reciprocal_rms
 from oracle.collapse import unrounded_collapse
@@ -85,7 +85,7 @@ def gates(mix: Tensor, scale: Tensor, base: Tensor, config: MhcConfig, *, fused:
     """The pre and the post mix."""
     n = config.hc_mult
     pre, then = (add_product(base[at], mix[:, at], scale[i], fused=fused) for i, at in enumerate(_parts(n)))
-    return pre_gate(pre, config), constant(config.post_mult, then) * sigmoid(then)
+    return pre_gate(pre, config), constant(config.post_mult, then) * arith.sigmoid(then)
 
 
 def _parts(n: int) -> tuple[slice, slice]:
