@@ -6,6 +6,7 @@ All words for people about a mismatch are here; `oracle.compare` holds data only
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,7 +40,9 @@ class Context:
     """Where a result came from; what is None or empty is left out of the text.
 
     ``rank`` is set when one rank's result was compared on its own, ``order`` names the order of op and gather,
-    ``rerun`` is the command that repeats this case, ``candidate`` the path of a minimised case file.
+    ``rerun`` is the command that repeats this case, ``candidate`` the path of a minimised case file. With a ``law``,
+    ``case`` is the law's subject. ``about`` says what the case pins or the law demands, ``catches`` names the wrong
+    kernels that it is for, ``strides`` tells of each input that is not packed how it lies.
     """
 
     case: str
@@ -54,6 +57,10 @@ class Context:
     versions: Mapping[str, str] = field(default_factory=dict)
     rerun: str | None = None
     candidate: str | None = None
+    law: str | None = None
+    about: str | None = None
+    catches: Sequence[str] = ()
+    strides: Mapping[str, str] = field(default_factory=dict)
 
 
 _AXES: Mapping[str, tuple[str, ...]] = {
@@ -87,12 +94,16 @@ def headline(context: Context, verdict: str) -> str:
     where += [] if context.tp is None else [f"tp {context.tp}"]
     where += [] if context.rank is None else [f"rank {context.rank}"]
     where += [] if context.fill is None else [f"pad fill {context.fill}"]
+    where += [] if context.law is None else [f"law {context.law}"]
     return f"{', '.join(where)}: {verdict}"
 
 
-def failure(context: Context, verdict: str) -> str:
-    """The report of a fault without a comparison: a raised error, a time limit, a broken rule."""
-    lines = [headline(context, verdict), *_labelled(_origin(context))]
+def failure(context: Context, verdict: str, details: Sequence[tuple[str, str]] = ()) -> str:
+    """The report of a fault without a comparison: a raised error, a time limit, a broken rule or law.
+
+    ``details`` are labels of at most eight letters, each with a line of text.
+    """
+    lines = [headline(context, verdict), *_labelled([*_origin(context), *details])]
     return "\n".join([*lines, *_labelled(_ending(context))])
 
 
@@ -111,6 +122,16 @@ def report(comparison: Comparison, context: Context, explanations: Sequence[str]
     return "\n".join([*lines, *_labelled(_ending(context))])
 
 
+def cause(comparison: Comparison, explanations: Sequence[str] = ()) -> str:
+    """What probably went wrong, in words that many results share: by it the failures of a run are counted."""
+    if explanations:
+        return re.split(r" in the \d| \(first ", explanations[0])[0]
+    if comparison.faults:
+        return f"wrong {', '.join(fault.name.lower() for fault in comparison.faults)}"
+    hints = _hints(comparison, Context(case="", op="", output="", backend=""))
+    return re.sub(r" \[\d+, \d+\)", "", hints[0]) if hints else "other values"
+
+
 def _labelled(entries: Sequence[tuple[str, str]]) -> list[str]:
     """Indented lines, the label only where it changes."""
     lines: list[str] = []
@@ -125,7 +146,9 @@ def _origin(context: Context) -> list[tuple[str, str]]:
     parts = [context.case]
     parts += [] if context.order is None else [f"order {context.order}"]
     parts += [] if context.seed is None else [f"seed {context.seed}"]
-    return [("case", ", ".join(parts))]
+    strides = [("strides", f"{name} {lie}") for name, lie in context.strides.items()]
+    about = [("about", context.about or ""), ("catches", ", ".join(context.catches)), *strides]
+    return [("case" if context.law is None else "subject", ", ".join(parts)), *((k, v) for k, v in about if v)]
 
 
 def _ending(context: Context) -> list[tuple[str, str]]:

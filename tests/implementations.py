@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,9 +17,15 @@ import torch
 
 import oracle
 from cases.ops import OPS
+from fast.registry import Unsupported
 from tests import interpreter
 
 Outputs = tuple[torch.Tensor, ...]
+
+REFUSALS = (Unsupported, ValueError, NotImplementedError)
+"""What a kernel may raise to say that it does not take a layout."""
+
+_NAMES_LAYOUT = re.compile(r"strid|contigu|packed|align", re.IGNORECASE)
 
 
 class UsageError(Exception):
@@ -29,12 +36,17 @@ class WrongResult(Exception):
     """A kernel returned something that is not the op's result; the text says what was expected and what came."""
 
 
+def refuses_layout(error: BaseException) -> bool:
+    """Whether an error says clearly that a kernel does not take a tensor's strides, gaps or alignment."""
+    return isinstance(error, REFUSALS) and _NAMES_LAYOUT.search(str(error)) is not None
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One function that computes one op.
 
-    ``name`` is the backend's name in tables and ids, ``accepts_out`` tells whether it takes ``out=``, ``request`` is
-    the user's ``--impl`` value that it came from.
+    ``name`` is the backend's name in tables and ids, ``accepts_out`` tells whether it takes ``out=`` and ``needs_out``
+    whether it must have it, ``request`` is the user's ``--impl`` value that it came from.
     """
 
     op: str
@@ -42,6 +54,7 @@ class Implementation:
     function: Callable[..., object]
     accepts_out: bool
     request: str = ""
+    needs_out: bool = False
 
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], params: Mapping[str, object], out: Outputs | None = None
@@ -103,7 +116,8 @@ def of_user(request: str) -> Implementation:
     function = getattr(_import(place, request), function_name, None)
     if not callable(function):
         raise UsageError(f"--impl {request}: {place} has no function {function_name!r}")
-    return Implementation(op, f"impl-{function_name}", function, _accepts_out(function), request)
+    accepts, needs = _takes_out(function)
+    return Implementation(op, f"impl-{function_name}", function, accepts, request, needs)
 
 
 def _import(place: str, request: str) -> ModuleType:
@@ -133,12 +147,13 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _accepts_out(function: Callable[..., object]) -> bool:
+def _takes_out(function: Callable[..., object]) -> tuple[bool, bool]:
+    """Whether a function takes ``out=``, and whether it cannot do without."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins and some compiled callables have no signature to read
-        return False
-    return "out" in parameters
+        return False, False
+    return "out" in parameters, "out" in parameters and parameters["out"].default is inspect.Parameter.empty
 
 
 def _tensors(names: list[str]) -> str:

@@ -1,9 +1,10 @@
 """Judges one implementation on one case: shards, pad fills, guard bands, bits.
 
 Everything a kernel can get wrong on a rank is tried here, in the same way for cases, laws, planted wrong kernels and
-a user's own function: the per-token inputs are sharded and their pad rows filled, every rank's call gets outputs that
-hold poison between guard bands, its inputs are compared with what they were, and what it wrote is gathered and
-compared with the oracle bit by bit, pad rows included (a rank cannot tell its pad rows from tokens).
+a user's own function: the per-token inputs are sharded and their pad rows filled, every rank's call gets inputs between
+bands of NaN and outputs that hold poison between guard bands, its inputs are compared with what they were, and what it
+wrote is gathered and compared with the oracle bit by bit, pad rows included (a rank cannot tell its pad rows from
+tokens).
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ import torch
 import oracle
 from cases.build import Inputs, build, pad_value
 from cases.digest import digest
-from cases.layouts import relayout
 from cases.ops import Op
-from cases.schema import Case, Order, PadFill
+from cases.schema import Case, Layout, Order, PadFill
+from fast.registry import Unsupported
 from oracle.arith import bits
 from oracle.compare import POISON, Comparison, compare
 from oracle.sp import SpLayout, all_gather, shard, trim
-from tests.implementations import Implementation, Outputs, of_oracle
-
-GUARD_ELEMENTS = 256
+from tests.guards import Guarded, overlap
+from tests.implementations import REFUSALS, Implementation, Outputs, of_oracle, refuses_layout
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -70,13 +70,30 @@ def judge(
 ) -> list[Failure]:
     """Run a case on ``tp`` simulated ranks under every pad fill and order; return what failed, empty when exact.
 
-    Raises what the implementation raises. An `oracle.compare.Comparison` inside a failure holds the mismatches.
+    Raises what the implementation raises, unless that may be a refusal and wrong bits have been seen before it. An
+    `oracle.compare.Comparison` inside a failure holds the mismatches.
     """
     failures: list[Failure] = []
     inputs = built(case)
     for schedule in schedules(case, tp):
-        failures += _run(case, implementation, schedule, inputs, device, pipeline or Pipeline())
+        try:
+            failures += _run(case, implementation, schedule, inputs, device, pipeline or Pipeline())
+        except REFUSALS:
+            if failures:
+                return failures
+            raise
     return failures
+
+
+def skip_reason(case: Case, implementation: Implementation, error: Exception) -> str:
+    """Why a case is skipped for what a kernel raised in it; empty where that is an error.
+
+    A user's kernel may refuse layouts that it does not take, where an input has one and the message says so.
+    """
+    laid_out = any(case.made_by(argument.name).layout != "contiguous" for argument in case.arguments)
+    if implementation.request and laid_out and refuses_layout(error):
+        return "refuses strides: " + str(error).split("\n", 1)[0]
+    return str(error) if isinstance(error, Unsupported) else ""
 
 
 def schedules(case: Case, tp: int) -> Iterator[Schedule]:
@@ -223,30 +240,65 @@ class Call:
 
 
 def guarded_call(
-    case: Case, implementation: Implementation, tensors: Tensors, params: Mapping[str, object], device: str
+    case: Case,
+    implementation: Implementation,
+    tensors: Tensors,
+    params: Mapping[str, object],
+    device: str,
+    *,
+    bands: PadFill = "nan",
+    out_layouts: Sequence[Layout] | None = None,
 ) -> Call:
-    """Call an implementation with laid-out inputs and, where it takes ``out=``, poisoned outputs between guards."""
-    placed = {name: relayout(tensor.to(device), case.made_by(name).layout) for name, tensor in tensors.items()}
-    rows = next((tensor.shape[0] for name, tensor in tensors.items() if case.spec.argument(name).per_token), 1)
-    guards = [_Guarded(shape, dtype, device) for shape, dtype in output_shapes(case, rows)]
-    out = tuple(guard.inner for guard in guards) if implementation.accepts_out else None
-    outputs = implementation(placed, parameters(params), out)
-    violations = [f"changed its input {name}" for name, tensor in placed.items() if _changed(tensor, tensors[name])]
-    names = [spec.name for spec in case.spec.outputs]
-    violations += [*_misplaced(names, outputs, device), *_changed_mode()]
-    if out is not None:
-        violations += [f"wrote outside out ({n})" for n, guard in zip(names, guards, strict=True) if guard.broken]
-        violations += [
-            f"returned another tensor than the out= it was given ({n})"
-            for n, given, got in zip(names, out, outputs, strict=True)
-            if got.data_ptr() != given.data_ptr()
+    """Call an implementation with laid-out inputs between bands and, where it takes ``out=``, poisoned outputs too.
+
+    ``bands`` names what surrounds the inputs, ``out_layouts`` the layout of each output, packed unless given.
+    """
+    given = placed(case, tensors, device, bands)
+    return call_with(case, implementation, given, params, device, out_layouts=out_layouts)
+
+
+def placed(case: Case, tensors: Tensors, device: str, bands: PadFill = "nan") -> dict[str, Guarded]:
+    """A call's inputs on a device, each in the case's layout and between bands."""
+    layouts = {name: case.made_by(name).layout for name in tensors}
+    return {name: Guarded.holding(tensor, device, layouts[name], bands) for name, tensor in tensors.items()}
+
+
+def call_with(
+    case: Case,
+    implementation: Implementation,
+    given: Mapping[str, Guarded],
+    params: Mapping[str, object],
+    device: str,
+    *,
+    out_layouts: Sequence[Layout] | None = None,
+) -> Call:
+    """`guarded_call` with inputs that lie between bands already and may serve several calls."""
+    guards: list[Guarded] = []
+    if implementation.accepts_out:
+        shapes = output_shapes(case, params, _rows(case, given))
+        layouts = out_layouts or ["contiguous"] * len(shapes)
+        guards = [
+            Guarded(shape, dtype, device, layout=kind) for (shape, dtype), kind in zip(shapes, layouts, strict=True)
         ]
-    return Call(outputs, tuple(violations))
+    out = tuple(guard.inner for guard in guards) if guards else None
+    outputs = implementation({name: one.inner for name, one in given.items()}, parameters(params), out)
+    names = [spec.name for spec in case.spec.outputs]
+    violations = [f"changed its input {name}" for name, one in given.items() if one.changed]
+    violations += [f"wrote outside its input {name}" for name, one in given.items() if one.broken]
+    violations += [*_misplaced(names, outputs, device), *_changed_mode()]
+    if not guards:
+        violations += [*_not_packed(names, outputs), *_shared(names, outputs, given)]
+        return Call(outputs, tuple(violations))
+    violations += [*_not_in_place(names, outputs, guards)]
+    return Call(tuple(guard.value for guard in guards), tuple(violations))
 
 
-def output_shapes(case: Case, rows: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+def _rows(case: Case, given: Mapping[str, Guarded]) -> int:
+    return next((one.inner.shape[0] for name, one in given.items() if case.spec.argument(name).per_token), 1)
+
+
+def output_shapes(case: Case, params: Mapping[str, object], rows: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of each output of one rank's call with ``rows`` rows; aux has no rows where it is off."""
-    params = parameters(built(case).params)
     shapes = []
     for spec in case.spec.outputs:
         off = spec.name == "aux" and not params.get("capture_aux", True)
@@ -256,13 +308,40 @@ def output_shapes(case: Case, rows: int) -> list[tuple[tuple[int, ...], torch.dt
 
 
 def _misplaced(names: Sequence[str], outputs: Outputs, device: str) -> Iterator[str]:
-    """What is wrong with where outputs lie; a gather would hide it."""
+    """Which outputs lie on another device."""
     for name, output in zip(names, outputs, strict=True):
         if output.device.type != device:
             yield f"returned {name} on {output.device.type}, its inputs are on {device}"
+
+
+def _not_packed(names: Sequence[str], outputs: Outputs) -> Iterator[str]:
+    """Which outputs that the kernel made have gaps; a gather would hide it."""
+    for name, output in zip(names, outputs, strict=True):
         if not output.is_contiguous():
             strides = tuple(output.stride())
             yield f"returned {name} with strides {strides} for shape {list(output.shape)}, not contiguous"
+
+
+def _shared(names: Sequence[str], outputs: Outputs, given: Mapping[str, Guarded]) -> Iterator[str]:
+    """Which outputs lie in the memory of an input, or of another output."""
+    for index, (name, output) in enumerate(zip(names, outputs, strict=True)):
+        for other, one in given.items():
+            if overlap(output, one.value):
+                yield f"returned {name} in the memory of its input {other}"
+        for other, earlier in zip(names[:index], outputs, strict=False):
+            if overlap(output, earlier):
+                yield f"returned {name} in the memory of its output {other}"
+
+
+def _not_in_place(names: Sequence[str], outputs: Outputs, guards: Sequence[Guarded]) -> Iterator[str]:
+    """What went wrong with tensors given as ``out=``: all that counts is what lies where they were."""
+    for name, output, guard in zip(names, outputs, guards, strict=True):
+        if guard.broken:
+            yield f"wrote outside out ({name})"
+        if not guard.is_at(guard.inner):
+            yield f"replaced the memory, shape or strides of the out= it was given ({name})"
+        elif not guard.is_at(output):
+            yield f"returned another tensor than the out= it was given ({name})"
 
 
 def _changed_mode() -> Iterator[str]:
@@ -273,26 +352,4 @@ def _changed_mode() -> Iterator[str]:
         yield "left the process flushing subnormals to zero"
 
 
-class _Guarded:
-    """An output buffer full of poison with a guard band on both sides."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-        size = 1
-        for extent in shape:
-            size *= extent
-        self._buffer = torch.empty(size + 2 * GUARD_ELEMENTS, dtype=dtype, device=device)
-        bits(self._buffer).fill_(POISON[dtype])
-        self.inner = self._buffer[GUARD_ELEMENTS : GUARD_ELEMENTS + size].view(shape)
-
-    @property
-    def broken(self) -> bool:
-        pattern = bits(self._buffer)
-        outside = torch.cat([pattern[:GUARD_ELEMENTS], pattern[-GUARD_ELEMENTS:]])
-        return bool((outside != POISON[self._buffer.dtype]).any())
-
-
-def _changed(after: torch.Tensor, before: torch.Tensor) -> bool:
-    return not torch.equal(bits(after.cpu()), bits(before))
-
-
-__all__ = ["Failure", "Pipeline", "Schedule", "built", "digests", "guarded_call", "judge", "schedules"]
+__all__ = ["Failure", "Pipeline", "Schedule", "built", "digests", "guarded_call", "judge", "placed", "schedules"]

@@ -1,215 +1,343 @@
 """The laws: what is true of every correct kernel, whatever its bits are. No reference is used here.
 
-Each law takes an implementation and a subject (a `Case`, usually made by `subject`) and yields one sentence for each
+Each law takes a bench (a kernel, and a subject of `tests.subjects` to try it on) and yields one sentence for each
 breach. They see what a comparison with a reference on one shape cannot: results that depend on the batch, the shard,
-the pad rows, the layout or the run.
+the pad rows, the layout, the memory around the tensors, or an earlier call.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from cases.build import build
 from cases.layouts import pad_value
-from cases.ops import OPS
-from cases.schema import ALL_FILLS, Case, PadFill
-from fast.registry import Unsupported
+from cases.schema import ALL_FILLS, Case, Layout, PadFill
 from oracle.arith import bits
 from oracle.compare import POISON, compare
 from oracle.sp import CollectiveLog, SpLayout, all_gather, shard, trim
-from tests.implementations import Implementation, Outputs
-from tests.judge import Tensors, guarded_call, parameters
+from tests.guards import Guarded
+from tests.implementations import REFUSALS, Implementation, Outputs, refuses_layout
+from tests.judge import Call, Tensors, built, call_with, guarded_call, placed
+from tests.subjects import FEW
 
-Law = Callable[[Implementation, Case, str], Iterator[str]]
-LAYOUTS = ("columns", "transposed", "gapped", "offset")
-FEW_TOKENS = (0, 1, 3, 8, 9, 17)
+LAYOUTS: tuple[Layout, ...] = ("columns", "transposed", "gapped", "offset")
+FEW_TOKENS = (0, 1, 3, 9, 17)
+FEW_ROWS = (0, 1, 8, 15, 16)
 BATCHES = (1, 16, 17, 32, 33, 64, 65, 128, 130)
-REPEATS = {"cpu": 10, "cuda": 100}
+FEW_BATCHES = (1, 17, 33, 65, 130)
+REPEATS = {"cpu": 4, "cuda": 100}
 
 
-def subject(op: str, *, tokens: int, hidden: int = 97, hc_mult: int = 4, **changes: Any) -> Case:
-    """An unblessed case of ``op`` on data that gives every order of additions other bits.
+@dataclass(frozen=True)
+class Bench:
+    """A kernel and the subject that it is tried on, on a device."""
 
-    97 columns leave a tail behind any vector or block; ``changes`` replace keys of the case document.
-    """
-    spec = OPS[op]
-    document: dict[str, Any] = {
-        "schema": 1,
-        "name": f"law-{op.replace('_', '-')}",
-        "title": f"the subject on which the laws try {op}",
-        "op": op,
-        "tp": [1, 2, 4, 8] if "T" in spec.dims else [1],
-        "flags": ["order"],
-        "catches": ["row-crosstalk"],
-        "source": "design:4",
-        "inputs": {"default": {"recipe": "cancelling"}, "arguments": {}},
-    }
-    sizes = {"tokens": tokens, "hidden": hidden, "hc_mult": hc_mult}
-    document |= {key: size for key, size in sizes.items() if not spec.dims.isdisjoint(_MEASURES[key])}
-    document |= _NUMBERS.get(op, {})
-    return Case.model_validate(document | changes)
+    implementation: Implementation
+    case: Case
+    device: str
+
+    @property
+    def tensors(self) -> Tensors:
+        """The subject's inputs."""
+        return built(self.case).tensors
+
+    @property
+    def params(self) -> dict[str, object]:
+        """The subject's plain parameters."""
+        return built(self.case).params
+
+    def call(self, tensors: Tensors | None = None, **options: Any) -> Call:
+        """One guarded call, with the subject's inputs unless others are given."""
+        given = self.tensors if tensors is None else tensors
+        return guarded_call(self.case, self.implementation, given, self.params, self.device, **options)
+
+    def call_with(self, given: Mapping[str, Guarded]) -> Call:
+        """One call with inputs that lie in place already, and may serve several calls."""
+        return call_with(self.case, self.implementation, given, self.params, self.device)
+
+    def run(self, tensors: Tensors | None = None, **options: Any) -> Outputs:
+        """The outputs of one call, on the CPU and in memory of their own."""
+        return _kept(self.call(tensors, **options))
+
+    def rows(self, rows: slice | torch.Tensor) -> dict[str, torch.Tensor]:
+        """The subject's inputs for some of its tokens."""
+        per_token = {argument.name for argument in self.case.arguments if argument.per_token}
+        return {name: tensor[rows] if name in per_token else tensor for name, tensor in self.tensors.items()}
+
+    def first_rows(self) -> list[int]:
+        """How many of its tokens a law tries, all of them last: every number on a GPU, where calls are quick."""
+        if not any(argument.per_token for argument in self.case.arguments):
+            return [1]
+        if self.device == "cuda":
+            return list(range(self.case.tokens + 1))
+        return [tokens for tokens in FEW_TOKENS if tokens <= self.case.tokens]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether the subject is its op's main one, or calls are quick; laws try less where they are not."""
+        return self.device == "cuda" or self.case.tokens != FEW
+
+    @property
+    def one_and_all(self) -> list[int]:
+        """One token, and all that the subject has."""
+        return sorted({1, self.first_rows()[-1]})
 
 
-_MEASURES = {"tokens": "T", "hidden": "HK", "hc_mult": "nMK"}
-_NUMBERS: dict[str, dict[str, Any]] = {
-    "mixes": {"params": {"numel": 388, "rms_eps": 1e-6}},
-    "sinkhorn": {"params": {"sinkhorn_iters": 20, "sinkhorn_eps": 1e-6}},
-    "norm": {"params": {"norm_eps": 1e-6}},
-    "collapse_norm": {"params": {"norm_eps": 1e-6, "squares_of": "rounded"}},
-    "coefficients": {"config": {"preset": "v4"}},
-    "head": {"config": {"preset": "v4"}},
-    "pre": {"config": {"preset": "v4"}},
-    "post_pre": {"config": {"preset": "v4"}},
-    "pre_delayed": {
-        "config": {"preset": "v41"},
-        "inputs": {"default": {"recipe": "cancelling"}, "arguments": {"pre_mix": {"recipe": "cancelling"}}},
-    },
-    "post_pre_delayed": {
-        "config": {"preset": "v41"},
-        "params": {"capture_aux": True},
-        "inputs": {"default": {"recipe": "cancelling"}, "arguments": {"pre_mix": {"recipe": "cancelling"}}},
-    },
-}
+Law = Callable[[Bench], Iterator[str]]
 
 
-def shard_invariance(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def shard_invariance(bench: Bench) -> Iterator[str]:
     """TP1 = TP2 = TP4 = TP8, for T from 0 to past 2 * tp (on a CPU a few of them; the base grid of cases has all)."""
-    whole = build(case).tensors
-    for tokens in range(case.tokens + 1) if device == "cuda" else FEW_TOKENS:
-        tensors = _rows(case, whole, slice(tokens))
-        expected = _run(implementation, case, tensors, device)
+    for tokens in bench.first_rows():
+        tensors = bench.rows(slice(tokens))
+        once = _Once(bench)
+        expected = once(tensors)
         for tp in (2, 4, 8):
             layout = SpLayout(tokens, tp)
-            shards = [_run(implementation, case, rank, device) for rank in _sharded(case, tensors, layout, "nan")]
-            joined = [_joined(case, index, [s[index] for s in shards], layout) for index in range(len(expected))]
-            yield from _differences(case, expected, joined, f"T = {tokens}: tp {tp} gives other bits than tp 1")
+            shards = [once(rank) for rank in _sharded(bench.case, tensors, layout, "nan")]
+            joined = [_joined(bench.case, index, [s[index] for s in shards], layout) for index in range(len(expected))]
+            yield from _differences(bench.case, expected, joined, f"T = {tokens}: tp {tp} gives other bits than tp 1")
 
 
-def token_independence(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def token_independence(bench: Bench) -> Iterator[str]:
     """A token alone = the token in the batch; rows in another order, or twice, give the same rows."""
-    tensors = build(case).tensors
-    batch = _run(implementation, case, tensors, device)
-    for row in range(case.tokens):
-        alone = _run(implementation, case, _rows(case, tensors, slice(row, row + 1)), device)
+    case = bench.case
+    batch = bench.run()
+    for row in range(case.tokens) if bench.device == "cuda" else [row for row in FEW_ROWS if row < case.tokens]:
+        alone = bench.run(bench.rows(slice(row, row + 1)))
         expected = [output[row : row + 1] for output in batch]
-        yield from _differences(
-            case, expected, alone, f"token {row} alone gives other bits than in a batch of {case.tokens}"
-        )
-    yield from _batch_sizes(implementation, case, device)
+        told = f"token {row} alone gives other bits than in a batch of {case.tokens}"
+        yield from _differences(case, expected, alone, told)
+    yield from _batch_sizes(bench)
     order = torch.tensor([row for row in reversed(range(case.tokens)) for _ in range(2)])
-    shuffled = _run(implementation, case, _rows(case, tensors, order), device)
-    yield from _differences(
-        case, [output[order] for output in batch], shuffled, "reversed and doubled rows give other bits"
-    )
+    shuffled = bench.run(bench.rows(order))
+    expected = [output[order] if len(output) == case.tokens else output for output in batch]
+    yield from _differences(case, expected, shuffled, "reversed and doubled rows give other bits")
 
 
-def _batch_sizes(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def _batch_sizes(bench: Bench) -> Iterator[str]:
     """The first rows of a large batch = a smaller batch, on both sides of sizes at which kernels change launches."""
-    many = _with_tokens(case, BATCHES[-1])
-    tensors = build(many).tensors
-    largest = _run(implementation, many, tensors, device)
-    for tokens in BATCHES[:-1]:
-        fewer = _run(implementation, many, _rows(many, tensors, slice(tokens)), device)
+    many = replace(bench, case=_with_tokens(bench.case, BATCHES[-1]))
+    largest = many.run()
+    for tokens in BATCHES[:-1] if bench.is_main else FEW_BATCHES[:-1]:
+        fewer = many.run(many.rows(slice(tokens)))
         expected = [output[:tokens] for output in largest]
-        yield from _differences(
-            many, expected, fewer, f"a batch of {tokens} gives other bits than one of {BATCHES[-1]}"
-        )
+        told = f"a batch of {tokens} gives other bits than one of {BATCHES[-1]}"
+        yield from _differences(many.case, expected, fewer, told)
 
 
-def padding_isolation(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def padding_isolation(bench: Bench) -> Iterator[str]:
     """Pad rows of zeros, NaN, Inf or 1e30 leave the same valid rows."""
-    tensors = build(case).tensors
-    layout = SpLayout(case.tokens, case.tp[-1])
+    case = bench.case
+    layout = _last_that_mixes(case)
+    once = _Once(bench)
     seen: dict[str, list[torch.Tensor]] = {}
     for fill in ALL_FILLS:
-        shards = [_run(implementation, case, rank, device) for rank in _sharded(case, tensors, layout, fill)]
+        shards = [once(rank) for rank in _sharded(case, bench.tensors, layout, fill)]
         seen[fill] = [_joined(case, i, [s[i] for s in shards], layout) for i in range(len(shards[0]))]
         yield from _differences(case, seen["zero"], seen[fill], f"pad rows of {fill} change valid rows")
 
 
-def writes_all_and_nothing_else(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
-    """Every output element is written, no input changes, nothing outside the outputs is touched."""
-    inputs = build(case)
-    call = guarded_call(case, implementation, inputs.tensors, inputs.params, device)
-    yield from call.violations
-    for spec, output in zip(case.spec.outputs, call.outputs, strict=True):
-        unwritten = int((bits(output) == POISON[output.dtype]).sum()) if output.dtype in POISON else output.numel()
-        if unwritten:
-            yield f"{unwritten} elements of {spec.name} were not written"
+def _last_that_mixes(case: Case) -> SpLayout:
+    """The largest tp at which a rank holds tokens and padding."""
+    layouts = [SpLayout(case.tokens, tp) for tp in case.tp]
+    return [one for one in layouts if any(0 < one.valid_rows(r) < one.rows_per_rank for r in range(one.tp))][-1]
 
 
-def own_outputs(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def writes_all_and_nothing_else(bench: Bench) -> Iterator[str]:
+    """Every output element is written, no input changes, nothing outside the outputs is touched, for few and many."""
+    benches = [(bench, tokens) for tokens in sorted({bench.first_rows()[0], *bench.one_and_all})]
+    if "T" in bench.case.spec.dims:
+        benches.append((replace(bench, case=_with_tokens(bench.case, BATCHES[-1])), BATCHES[-1]))
+    for one, tokens in benches:
+        call = one.call(one.rows(slice(tokens)))
+        for breach in (*call.violations, *_unwritten(one, call.outputs)):
+            yield f"T = {tokens}: {breach}"
+
+
+def _unwritten(bench: Bench, outputs: Outputs) -> Iterator[str]:
+    if not bench.implementation.accepts_out:
+        return
+    for spec, output in zip(bench.case.spec.outputs, outputs, strict=True):
+        count = int((bits(output) == POISON[output.dtype]).sum())
+        if count:
+            yield f"{count} elements of {spec.name} were not written"
+
+
+def reads_inputs_only(bench: Bench) -> Iterator[str]:
+    """What lies beside an input, in its row or past its end, changes nothing; nothing is written there."""
+    for tokens in bench.one_and_all:
+        tensors = bench.rows(slice(tokens))
+        expected = bench.run(tensors, bands="zero")
+        for fill in ALL_FILLS[1:]:
+            call = bench.call(tensors, bands=fill)
+            told = f"T = {tokens}: {fill} around the inputs gives other bits than zero there"
+            yield from _differences(bench.case, expected, _kept(call), told)
+            yield from (f"T = {tokens}: {breach}" for breach in call.violations)
+
+
+def own_outputs(bench: Bench) -> Iterator[str]:
     """Without ``out=`` the same bits come back, in memory that no other call or input shares."""
-    tensors = build(case).tensors
-    expected = _run(implementation, case, tensors, device)
-    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
-    params = parameters(build(case).params)
-    first, second = (implementation(placed, params) for _ in range(2))
-    yield from _differences(case, expected, [output.cpu() for output in first], "without out= come other bits")
-    held = [tensor.untyped_storage().data_ptr() for tensor in (*placed.values(), *first) if tensor.numel()]
-    for spec, output in zip(case.spec.outputs, second, strict=True):
-        if output.numel() and output.untyped_storage().data_ptr() in held:
-            yield f"{spec.name} shares memory with an input or with an earlier result"
+    for tokens in bench.one_and_all:
+        tensors = bench.rows(slice(tokens))
+        expected = bench.run(tensors)
+        without = replace(bench, implementation=replace(bench.implementation, accepts_out=False))
+        given = placed(bench.case, tensors, bench.device)
+        first, second = (without.call_with(given) for _ in range(2))
+        yield from _differences(bench.case, expected, _kept(first), f"T = {tokens}: without out= come other bits")
+        yield from (f"T = {tokens}: {breach}" for breach in first.violations)
+        held = {output.untyped_storage().data_ptr() for output in first.outputs if output.numel()}
+        for spec, output in zip(bench.case.spec.outputs, second.outputs, strict=True):
+            if output.numel() and output.untyped_storage().data_ptr() in held:
+                yield f"T = {tokens}: {spec.name} shares memory with an earlier result"
 
 
-def layout_independence(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def layout_independence(bench: Bench) -> Iterator[str]:
     """Any strides of any input give the same bits, or a clear refusal."""
-    tensors = build(case).tensors
-    expected = _run(implementation, case, tensors, device)
-    for argument in case.arguments:
-        for layout in LAYOUTS:
-            if layout == "transposed" and len(argument.dims) < 2:
-                continue
-            changed = _with_layout(case, argument.name, layout)
-            try:
-                actual = _run(implementation, changed, tensors, device)
-            except (Unsupported, ValueError):
-                continue
-            yield from _differences(case, expected, actual, f"{argument.name} laid out as {layout} gives other bits")
+    names = [argument.name for argument in bench.case.arguments]
+    axes = [len(bench.case.shape(argument)) for argument in bench.case.arguments]
+
+    def call(layouts: Sequence[Layout]) -> Call:
+        laid_out = replace(bench, case=_with_layouts(bench.case, dict(zip(names, layouts, strict=True))))
+        return laid_out.call(bench.tensors)
+
+    optional = [place for place, argument in enumerate(bench.case.arguments) if argument.optional]
+    yield from _any_layout(bench, names, axes, call, alone=range(len(names)) if bench.is_main else optional)
 
 
-def repeatability(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def out_layout_independence(bench: Bench) -> Iterator[str]:
+    """Any strides of any tensor given as ``out=`` hold the same bits afterwards, or are clearly refused."""
+    names = [spec.name for spec in bench.case.spec.outputs]
+    axes = [len(spec.dims) for spec in bench.case.spec.outputs]
+    alone = range(len(names)) if bench.is_main else ()
+    yield from _any_layout(bench, names, axes, lambda layouts: bench.call(out_layouts=layouts), alone, "out ")
+
+
+def _any_layout(
+    bench: Bench,
+    names: Sequence[str],
+    axes: Sequence[int],
+    call: Callable[[Sequence[Layout]], Call],
+    alone: Collection[int],
+    kind: str = "",
+) -> Iterator[str]:
+    """Try mixtures of layouts, then some tensors alone; a mixture that is refused says nothing about its other tensors.
+
+    ``alone`` has the places of those tensors: in one layout where calls are slow, in all after a refusal.
+    """
+    expected = _kept(call(["contiguous"] * len(names)))
+    mixtures = list(_mixtures(axes))
+    single = list(_each_alone(axes, range(len(names)), LAYOUTS))
+    waiting = [*mixtures, *_each_alone(axes, alone, LAYOUTS if bench.device == "cuda" else LAYOUTS[:1])]
+    for layouts in waiting:
+        told = " and ".join(f"{kind}{n} as {lie}" for n, lie in zip(names, layouts, strict=True) if lie != "contiguous")
+        try:
+            got = call(layouts)
+        except REFUSALS as error:
+            if not _is_clear(error, kind, names):
+                yield f"with {told}: raises {type(error).__name__} without a word on whose strides: {error}"
+            if layouts in mixtures:
+                waiting += [one for one in single if one not in waiting]
+            continue
+        except Exception as error:
+            error.add_note(f"with {told}")
+            raise
+        yield from (f"with {told}: {breach}" for breach in got.violations)
+        yield from _differences(bench.case, expected, _kept(got), f"{told} gives other bits")
+
+
+def _is_clear(error: Exception, kind: str, names: Sequence[str]) -> bool:
+    """Whether an error says that it is about strides, and of which tensor."""
+    words = [*names, "out"] if kind else names
+    return refuses_layout(error) and any(word in str(error) for word in words)
+
+
+def _mixtures(axes: Sequence[int]) -> Iterator[list[Layout]]:
+    """Every tensor in every layout, neighbours in different ones: a kernel may look at one tensor's strides only."""
+    all_layouts: tuple[Layout, ...] = ("contiguous", *LAYOUTS)
+    for shift in range(len(all_layouts)):
+        layouts = [all_layouts[(place + shift) % len(all_layouts)] for place in range(len(axes))]
+        yield [_possible(layout, count) for layout, count in zip(layouts, axes, strict=True)]
+
+
+def _each_alone(axes: Sequence[int], places: Collection[int], layouts: Sequence[Layout]) -> Iterator[list[Layout]]:
+    """One tensor in a layout, all others packed."""
+    for place in places:
+        for layout in layouts:
+            laid_out: list[Layout] = ["contiguous"] * len(axes)
+            laid_out[place] = _possible(layout, axes[place])
+            yield laid_out
+
+
+def _possible(layout: Layout, axes: int) -> Layout:
+    """One axis cannot be transposed."""
+    return "columns" if layout == "transposed" and axes < 2 else layout
+
+
+def repeatability(bench: Bench) -> Iterator[str]:
     """Every run gives one result."""
-    tensors = build(case).tensors
-    first = _run(implementation, case, tensors, device)
-    for run in range(2, REPEATS[device] + 1):
-        again = _run(implementation, case, tensors, device)
-        yield from _differences(case, first, again, f"run {run} gives other bits than run 1")
+    first = bench.run()
+    for run in range(2, REPEATS[bench.device] + 1):
+        yield from _differences(bench.case, first, bench.run(), f"run {run} gives other bits than run 1")
 
 
-def empty_batch(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def forgets_earlier_calls(bench: Bench) -> Iterator[str]:
+    """New values, written over the old ones where they lie, give what they give in new tensors.
+
+    Each argument in turn gets other values of the same shape; some output has to change, so that a result or a
+    derived weight that is kept by shape or by address shows even if it is kept for both.
+    """
+    case, tensors = bench.case, bench.rows(slice(FEW))
+    given = placed(case, tensors, bench.device)
+
+    first = last = _kept(bench.call_with(given))
+    others = {name: _other_values(tensor) for name, tensor in tensors.items()}
+    for name, other in others.items():
+        given[name].write(other)
+        before, last = last, _kept(bench.call_with(given))
+        if all(compare(actual=now, expected=then).exact for now, then in zip(last, before, strict=True)):
+            yield f"other values of {name}, in the same tensor, leave every output as it was"
+    yield from _differences(case, bench.run(others), last, "values written over earlier ones give other bits")
+    yield from _differences(case, first, bench.run(tensors), "the first values give other bits after others")
+
+
+def _other_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Values of the same kind, all different: each row backwards, times a number that no norm takes out exactly."""
+    return (tensor.flip(-1).float() * 0.75).to(tensor.dtype)
+
+
+def empty_batch(bench: Bench) -> Iterator[str]:
     """No tokens: every output is empty, of the right shape and dtype, and nothing fails; after a full call too."""
-    tensors = build(case).tensors
+    case = bench.case
     for _ in range(2):
-        outputs = _run(implementation, case, _rows(case, tensors, slice(0)), device)
+        outputs = bench.run(bench.rows(slice(0)))
         for spec, output in zip(case.spec.outputs, outputs, strict=True):
             sizes = case.sizes | {"T": 0}
             shape = tuple(sizes[dim] for dim in spec.dims)
             if tuple(output.shape) != shape or output.dtype != getattr(torch, spec.dtype):
                 yield f"T = 0: {spec.name} is {output.dtype} {list(output.shape)}, expected {spec.dtype} {list(shape)}"
-        _run(implementation, case, tensors, device)
+        bench.run()
 
 
-def gather_commutes(implementation: Implementation, case: Case, device: str) -> Iterator[str]:
+def gather_commutes(bench: Bench) -> Iterator[str]:
     """The op before the gather = the gather before the op, with one collective and 1/n of the streams' bytes.
 
     For ops that turn streams into one row a token; source: the collapse of the draft's streams before the gather.
     """
-    tensors = build(case).tensors
+    case, tensors = bench.case, bench.tensors
     for tp in (2, 4, 8):
         layout = SpLayout(case.tokens, tp)
         ranks = _sharded(case, tensors, layout, "nan")
         early, late = CollectiveLog(tp), CollectiveLog(tp)
-        first = trim(all_gather([_run(implementation, case, rank, device)[0] for rank in ranks], layout, early), layout)
+        first = trim(all_gather([bench.run(rank)[0] for rank in ranks], layout, early), layout)
         gathered = {n: trim(all_gather([rank[n] for rank in ranks], layout, late), layout) for n in tensors}
-        last = _run(implementation, case, gathered, device)
-        yield from _differences(
-            case, last, [first], f"tp {tp}: op before gather gives other bits than gather before op"
-        )
+        last = bench.run(gathered)
+        told = f"tp {tp}: op before gather gives other bits than gather before op"
+        yield from _differences(case, last, [first], told)
         yield from _accounting(case, layout, early, late)
 
 
@@ -228,39 +356,49 @@ def _row_bytes(case: Case, name: str) -> int:
     return math.prod(case.shape(argument)[1:]) * dtype.itemsize
 
 
-LAWS: dict[str, Law] = {
-    law.__name__: law
-    for law in (
-        shard_invariance,
-        token_independence,
-        padding_isolation,
-        writes_all_and_nothing_else,
-        own_outputs,
-        layout_independence,
-        repeatability,
-        empty_batch,
-        gather_commutes,
-    )
-}
+_WITH_TOKENS = (shard_invariance, token_independence, padding_isolation, empty_batch)
+_WITHOUT_TOKENS_TOO = (
+    writes_all_and_nothing_else,
+    reads_inputs_only,
+    own_outputs,
+    layout_independence,
+    out_layout_independence,
+    repeatability,
+    forgets_earlier_calls,
+)
+LAWS: dict[str, Law] = {law.__name__: law for law in (*_WITH_TOKENS, *_WITHOUT_TOKENS_TOO, gather_commutes)}
 
 
-def applies(law: str, op: str) -> bool:
-    """Whether a law says something about an op: all but one need a token axis, the gather law one row a token."""
-    spec = OPS[op]
+def applies(law: str, case: Case, *, accepts_out: bool, needs_out: bool) -> bool:
+    """Whether a law says something about a subject, and about a kernel that takes ``out=`` or must have it.
+
+    Some need a token axis, the gather law one row a token.
+    """
     if law == "gather_commutes":
-        return op in ("collapse", "draft_tail", "stream_mean")
-    if law in ("writes_all_and_nothing_else", "own_outputs", "layout_independence", "repeatability"):
-        return True
-    return any(argument.per_token for argument in spec.arguments)
+        return case.op in ("collapse", "draft_tail", "stream_mean")
+    if law == "own_outputs":
+        return not needs_out
+    if law == "out_layout_independence":
+        return accepts_out
+    return LAWS[law] not in _WITH_TOKENS or any(argument.per_token for argument in case.arguments)
 
 
-def _run(implementation: Implementation, case: Case, tensors: Tensors, device: str) -> Outputs:
-    call = guarded_call(case, implementation, tensors, build(case).params, device)
-    return tuple(output.cpu().clone() for output in call.outputs)
+class _Once:
+    """Runs a bench on each inputs once: a rank's kernel sees nothing but its inputs, and many ranks have the same."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._done: dict[tuple[object, ...], Outputs] = {}
+
+    def __call__(self, tensors: Tensors) -> Outputs:
+        key = tuple((name, *t.shape, bits(t).contiguous().numpy().tobytes()) for name, t in tensors.items())
+        if key not in self._done:
+            self._done[key] = self._bench.run(tensors)
+        return self._done[key]
 
 
-def _rows(case: Case, tensors: Tensors, rows: slice | torch.Tensor) -> dict[str, torch.Tensor]:
-    return {n: tensor[rows] if case.spec.argument(n).per_token else tensor for n, tensor in tensors.items()}
+def _kept(call: Call) -> Outputs:
+    return tuple(output.cpu().clone(memory_format=torch.contiguous_format) for output in call.outputs)
 
 
 def _sharded(case: Case, tensors: Tensors, layout: SpLayout, fill: PadFill) -> list[dict[str, torch.Tensor]]:
@@ -294,9 +432,9 @@ def _with_tokens(case: Case, tokens: int) -> Case:
     return Case.model_validate(document | narrow | {"tokens": tokens})
 
 
-def _with_layout(case: Case, name: str, layout: str) -> Case:
+def _with_layouts(case: Case, layouts: dict[str, Layout]) -> Case:
     document = case.model_dump(by_alias=True, exclude_unset=True, mode="json")
-    arguments: Mapping[str, Any] = document["inputs"].get("arguments", {})
-    own = arguments.get(name, document["inputs"]["default"])
-    document["inputs"]["arguments"] = {**arguments, name: {**own, "layout": layout}}
+    given, default = document["inputs"].get("arguments", {}), document["inputs"]["default"]
+    arguments = {name: {**given.get(name, default), "layout": layout} for name, layout in layouts.items()}
+    document["inputs"]["arguments"] = arguments
     return Case.model_validate(document)

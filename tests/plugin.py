@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import platform
-import re
+import time
 from collections import Counter
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,19 @@ import fast.backends
 from cases.load import CaseError, load_all
 from cases.ops import OPS
 from cases.schema import Case
-from oracle.report import Outcome
+from oracle.report import Context, Outcome, failure
 from oracle.sp import TP_SIZES
 from tests import environment, table
 from tests.implementations import Implementation, UsageError, of_backend, of_oracle, of_user
 from tests.laws import LAWS, applies
+from tests.reports import context_of, explain_error
+from tests.subjects import SUBJECTS
+from tests.trials import LawTrial, Trial
 
 CASES = Path(__file__).parent.parent / "cases"
 REQUIRABLE = ("gpu", "triton", "tilelang")
 RESULT = "verdict"
 DIGESTS = "digests"
-CRASHED = re.compile(r"test_case\[(?P<case>[^:\]]+):(?P<backend>[^:\]]+):tp(?P<tp>\d+)\]")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One item of the verdict table: a case on a backend at a tp."""
-
-    case: Case
-    backend: str
-    tp: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.case.name}:{self.backend}:tp{self.tp}"
 
 
 class Session:
@@ -61,6 +50,9 @@ class Session:
         self.replay: Path | None = config.getoption("replay")
         self.cases = _chosen_cases(config, self.ops) if self.replay is None else [_replayed(self.replay)]
         self.whole = not (config.getoption("case") or config.getoption("tp") or self.replay)
+        self.only_laws = bool(config.getoption("law") or config.getoption("subject"))
+        self.chosen_laws = _chosen(config.getoption("law"), tuple(LAWS), "--law")
+        self.subjects = _chosen(config.getoption("subject"), tuple(SUBJECTS), "--subject")
         self.tps = _chosen(config.getoption("tp"), TP_SIZES, "--tp")
         self.backends = _chosen_backends(config, self.probed, self.user)
         self.required = (
@@ -68,27 +60,36 @@ class Session:
         )
         self._check_required()
         if not (any(self.trials()) or any(self.laws())):
-            raise UsageError("nothing to judge: no case or law is in all of the --case, --op, --tp and --backend given")
+            raise UsageError(
+                "nothing to judge: no case or law is in all of the "
+                "--case, --op, --tp, --law, --subject and --backend given"
+            )
 
     def trials(self) -> Iterator[Trial]:
-        """Every trial that the options select, cases first so that a case's trials stay together."""
-        for case in self.cases:
+        """Every trial that the options select, a case's trials together; none when they name laws or their subjects."""
+        for case in () if self.only_laws else self.cases:
             for backend in self.backends:
                 for tp in case.tp:
                     if tp in self.tps and self._judges(backend, case.op):
                         yield Trial(case, backend, tp)
 
-    def laws(self) -> Iterator[tuple[str, str, str]]:
-        """Every (law, op, backend) that the options select; none when they name cases or tp sizes."""
-        if not self.whole:
-            return
-        for op, backend, law in itertools.product(self.ops, self.backends, LAWS):
-            if applies(law, op) and self._judges(backend, op):
-                yield law, op, backend
+    def laws(self) -> Iterator[LawTrial]:
+        """Every law on every subject that the options select; none when they name cases or tp sizes."""
+        subjects = [SUBJECTS[name] for name in self.subjects if SUBJECTS[name].op in self.ops] if self.whole else []
+        for subject, backend, law in itertools.product(subjects, self.backends, self.chosen_laws):
+            if self._judges(backend, subject.op) and applies(law, subject, **self._out(backend, subject.op)):
+                yield LawTrial(law, subject, backend)
+
+    def _out(self, backend: str, op: str) -> dict[str, bool]:
+        """How a kernel takes ``out=``, known without loading a kernel language."""
+        own = self.user.get((backend, op))
+        if own is not None:
+            return {"accepts_out": own.accepts_out, "needs_out": own.needs_out}
+        return {"accepts_out": backend != "oracle", "needs_out": False}
 
     def kernels(self) -> Iterator[tuple[str, str]]:
-        """Every (op, backend) of the suite's own kernels that the options select; none when they name cases or tp."""
-        for op, backend in itertools.product(self.ops if self.whole else (), self.backends):
+        """Every (op, backend) of the suite's own kernels that the options select; none when they name more."""
+        for op, backend in itertools.product(self.ops if self.whole and not self.only_laws else (), self.backends):
             if backend in self.probed:
                 yield op, backend
 
@@ -100,13 +101,17 @@ class Session:
             return self.user[backend, op]
         return of_backend(op, backend)
 
-    def rerun(self, trial: Trial) -> str:
+    def rerun(self, trial: Trial | LawTrial) -> str:
         """The command that repeats one trial."""
-        source = f"--replay {self.replay}" if self.replay else f"--case {trial.case.name}"
-        what = f"{source} --tp {trial.tp}"
         own = self.user.get((trial.backend, trial.case.op))
         who = f"--impl {own.request}" if own else f"--backend {trial.backend}"
+        source = f"--replay {self.replay}" if self.replay else f"--case {trial.case.name}"
+        what = trial.selection if isinstance(trial, LawTrial) else f"{source} --tp {trial.tp}"
         return f"./run check {what} {who}" + (" --device cuda" if self.device == "cuda" else "")
+
+    def context(self, trial: Trial | LawTrial) -> Context:
+        """What a report says of one trial before anything of its outcome."""
+        return context_of(trial, self.rerun(trial), versions())
 
     def unavailable(self) -> list[tuple[str, str]]:
         """Backends that this machine does not offer, each with the reason."""
@@ -133,6 +138,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--op", metavar="OP", help="judge only this op (may be repeated)", **many)
     group.addoption("--case", metavar="NAME", help="judge only this case (may be repeated)", **many)
     group.addoption("--tp", metavar="N", type=int, help="judge only this tp size (may be repeated)", **many)
+    group.addoption("--law", metavar="NAME", help="judge only this law, and no case (may be repeated)", **many)
+    group.addoption("--subject", metavar="NAME", help="judge laws only on this subject (may be repeated)", **many)
     group.addoption("--backend", metavar="NAME", help="judge only this backend (may be repeated)", **many)
     group.addoption(
         "--impl", metavar="OP=PLACE:FUNCTION", help="judge your own function, from FILE.py or a module", **many
@@ -154,6 +161,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SESSION] = Session(config)
     except (UsageError, CaseError) as error:
         raise pytest.UsageError(str(error)) from None
+    config.pluginmanager.register(Watch(config))
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
 
@@ -194,9 +202,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "trial" in metafunc.fixturenames:
         trials = [pytest.param(trial, id=trial.id) for trial in session.trials()]
         metafunc.parametrize("trial", trials)
-    if "law" in metafunc.fixturenames:
-        laws = [pytest.param(*names, id=":".join(names)) for names in session.laws()]
-        metafunc.parametrize(("law", "law_op", "law_backend"), laws)
+    if "law_trial" in metafunc.fixturenames:
+        laws = [pytest.param(trial, id=trial.id) for trial in session.laws()]
+        metafunc.parametrize("law_trial", laws)
     if {"kernel_op", "kernel_backend"} <= set(metafunc.fixturenames):
         kernels = [pytest.param(*names, id=":".join(names)) for names in session.kernels()]
         metafunc.parametrize(("kernel_op", "kernel_backend"), kernels)
@@ -224,84 +232,145 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    subject = _subject(item)
-    if call.excinfo is not None and isinstance(call.excinfo.value, Mismatch):
-        report.longrepr = str(call.excinfo.value)
-    if subject is not None and (report.when == "call" or report.outcome != "passed"):
-        outcome, reason = _outcome(report, call)
-        raw = {**subject, "outcome": outcome.value, "reason": reason}
-        report.user_properties.append((RESULT, raw))
-    _fail_required_skip(item, report, subject)
+    trial = _trial(item)
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, Mismatch):
+        report.longrepr = str(error)
+    if trial is not None and (report.when == "call" or report.outcome != "passed"):
+        outcome, reason, cause = _outcome(report, error)
+        if error is not None and outcome in (Outcome.ERROR, Outcome.TIMEOUT):
+            text = explain_error(item.config.stash[SESSION].context(trial), outcome, error)
+            full = item.config.getoption("tbstyle") in ("long", "native")
+            report.longrepr = f"{text}\n{report.longrepr}" if full else text
+        report.user_properties.append((RESULT, _raw(trial, outcome, reason, cause)))
+    _fail_required_skip(item, report)
     return report
 
 
-def _subject(item: pytest.Item) -> dict[str, Any] | None:
-    """What a test item judges, as the first fields of a `table.Result`; None for any other test."""
+def _trial(item: pytest.Item) -> Trial | LawTrial | None:
+    """What a test item judges; None for any other test, and where pytest's marker says that nothing was selected."""
     params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
-    trial = params.get("trial")
-    if isinstance(trial, Trial):
-        return {"op": trial.case.op, "case": trial.case.name, "backend": trial.backend, "tp": trial.tp}
-    if isinstance(params.get("law"), str):  # pytest's own marker stands there when no law was selected
-        return {"op": params["law_op"], "case": params["law"], "backend": params["law_backend"], "tp": 0}
-    return None
+    trial = params.get("trial", params.get("law_trial"))
+    return trial if isinstance(trial, Trial | LawTrial) else None
 
 
-def _fail_required_skip(item: pytest.Item, report: pytest.TestReport, subject: dict[str, Any] | None) -> None:
-    """Under ``--require X`` a skip of X is a failure: a run whose assertions never ran has shown nothing."""
+def _raw(trial: Trial | LawTrial, outcome: Outcome, reason: str, cause: str) -> dict[str, Any]:
+    """A `table.Result` as plain values, which travel between processes."""
+    what = {"op": trial.case.op, "case": trial.name, "backend": trial.backend, "tp": trial.tp}
+    return {**what, "outcome": outcome.value, "reason": reason, "cause": cause}
+
+
+def _fail_required_skip(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Under ``--require gpu`` a skip of a test that is marked so is a failure; `unmet` sees to what no mark says."""
     required = item.config.stash[SESSION].required
-    marked = any(item.get_closest_marker(name) for name in required)
-    backend = subject is not None and subject["backend"] in required
-    if report.skipped and (marked or backend):
+    if report.skipped and any(item.get_closest_marker(name) for name in required):
         report.outcome = "failed"
         report.longrepr = f"skipped although required: {report.longrepr}"
 
 
-def _outcome(report: pytest.TestReport, call: pytest.CallInfo[None]) -> tuple[Outcome, str]:
+def _outcome(report: pytest.TestReport, error: BaseException | None) -> tuple[Outcome, str, str]:
+    """How a trial ended, the reason in a line, and the cause by which failures are counted."""
     if report.passed:
-        return Outcome.EXACT, ""
+        return Outcome.EXACT, "", ""
     if report.skipped:
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else "skipped"
-        return Outcome.SKIPPED, reason.removeprefix("Skipped: ")
-    error = call.excinfo.value if call.excinfo else None
+        return Outcome.SKIPPED, reason.removeprefix("Skipped: "), ""
     if isinstance(error, Mismatch):
-        return Outcome.MISMATCH, error.headline
-    text = str(error)
-    return (Outcome.TIMEOUT if "Timeout" in text and "pytest-timeout" in text else Outcome.ERROR), text.split("\n")[0]
+        return Outcome.MISMATCH, error.headline, error.cause
+    line = str(error).split("\n")[0]
+    if "Timeout" in line and "pytest-timeout" in line:
+        return Outcome.TIMEOUT, line, "ran into the time limit"
+    return Outcome.ERROR, line, f"{type(error).__name__}: {line}"
 
 
 class Mismatch(AssertionError):
-    """A verdict that is not exact; the text is the report, ``headline`` its first line."""
+    """A verdict that is not exact; the text is the report, ``headline`` its first line, ``cause`` what many share."""
 
-    def __init__(self, report: str) -> None:
+    def __init__(self, report: str, cause: str) -> None:
         super().__init__(report)
         self.headline = report.split("\n")[0]
+        self.cause = cause
+
+
+class Watch:
+    """Sits where tests are handed out, and gives a verdict on a trial whose process is gone: no worker can."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._started: dict[str, float] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._started[nodeid] = time.monotonic()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        session = self._config.stash[SESSION]
+        trials: Iterator[Trial | LawTrial] = itertools.chain(session.trials(), session.laws())
+        trial = next((one for one in trials if crashitem.endswith(f"[{one.id}]")), None)
+        if trial is None:
+            return
+        hung = time.monotonic() - self._started.get(crashitem, math.inf) >= self._limit()
+        outcome = Outcome.TIMEOUT if hung else Outcome.ERROR
+        reason = "hung where no signal reaches it, and was ended" if hung else "the process died"
+        report.longrepr = failure(session.context(trial), f"{outcome.value}: {reason}")
+        report.user_properties.append((RESULT, _raw(trial, outcome, reason, reason)))
+
+    def _limit(self) -> float:
+        """Seconds that a trial may take; one that is ended later than that was not ended for another reason."""
+        asked = self._config.getoption("timeout", None) or self._config.getini("timeout")
+        return float(asked or self._config.getini("faulthandler_timeout") or math.inf)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A run whose every verdict is a skip has judged nothing, and must not end like one that has."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or exitstatus != pytest.ExitCode.OK:
+    if session.config.getoption("collectonly") or exitstatus not in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):
         return
-    reports = [report for reports in reporter.stats.values() for report in reports]
-    found = [_result(report, {}) for report in reports if isinstance(report, pytest.TestReport)]
-    results = [result for result in found if result is not None]
+    reports = _reports(session.config)
+    results = _results(reports)
     if results and all(result.outcome == Outcome.SKIPPED for result in results):
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+    if reports is not None and unmet(session.config.stash[SESSION].required, results, reports):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def unmet(required: Sequence[str], results: Sequence[table.Result], reports: Sequence[pytest.TestReport]) -> list[str]:
+    """What was required and never judged: no verdict of that backend or, for a GPU, none at all and no GPU test run."""
+    judged = [result for result in results if result.outcome != Outcome.SKIPPED]
+    on_gpu = bool(judged) or any("gpu" in one.keywords and one.when == "call" and not one.skipped for one in reports)
+    shown = {result.backend for result in judged} | ({"gpu"} if on_gpu else set())
+    return [name for name in required if name not in shown]
+
+
+def _reports(config: pytest.Config) -> list[pytest.TestReport] | None:
+    """Every report of the run; None in a worker, which has only its own."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return None
+    found = (report for reports in reporter.stats.values() for report in reports)
+    return [report for report in found if isinstance(report, pytest.TestReport)]
+
+
+def _results(reports: Sequence[pytest.TestReport] | None) -> list[table.Result]:
+    """The verdicts that reports carry."""
+    raw = [dict(report.user_properties).get(RESULT) for report in reports or ()]
+    return [table.Result(**{**one, "outcome": Outcome(one["outcome"])}) for one in raw if isinstance(one, dict)]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    ops = {case.name: case.op for case in config.stash[SESSION].cases}
-    reports = (report for reports in terminalreporter.stats.values() for report in reports)
-    seen = [report for report in reports if isinstance(report, pytest.TestReport)]
-    found = (_result(report, ops) for report in seen)
-    results = [result for result in found if result is not None]
+    session, reports = config.stash[SESSION], _reports(config) or []
+    results = _results(reports)
     target = config.getoption("verdict_json")
     if target is not None:
-        _write_verdicts(target, results, seen, config)
-    if results:
+        _write_verdicts(target, results, reports, config)
+    missing = [] if config.getoption("collectonly") else unmet(session.required, results, reports)
+    if results or missing:
         terminalreporter.section("verdicts")
-        for line in table.render(sorted(results, key=_table_order), config.stash[SESSION].unavailable()):
+        lines = table.render(sorted(results, key=_table_order), session.unavailable()) if results else []
+        for line in [*lines, *(f"required, but nothing was judged on it: {name}" for name in missing)]:
             terminalreporter.line(line)
 
 
@@ -320,18 +389,6 @@ def _write_verdicts(
     device = config.stash[SESSION].device
     written = verdicts.document(results, digests, versions(), device, tests)
     target.write_text(json.dumps(written, indent=1) + "\n")
-
-
-def _result(report: pytest.TestReport, ops: dict[str, str]) -> table.Result | None:
-    """The verdict that a report carries; a worker that died left only the test's id, which says the rest."""
-    raw = dict(report.user_properties).get(RESULT)
-    if isinstance(raw, dict):
-        return table.Result(**{**raw, "outcome": Outcome(raw["outcome"])})
-    crashed = CRASHED.search(report.nodeid) if report.failed else None
-    if crashed is None or crashed["case"] not in ops:
-        return None
-    case, reason = crashed["case"], "the process died, or hung and was ended"
-    return table.Result(ops[case], case, crashed["backend"], int(crashed["tp"]), Outcome.ERROR, reason)
 
 
 def _table_order(result: table.Result) -> tuple[int, str, int, str]:

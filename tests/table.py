@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from oracle.report import Outcome
 
+CAUSES = 8  # kinds of failure that are told
+WIDTH = 100  # characters of each
+
 
 @dataclass(frozen=True)
 class Result:
-    """How one trial ended; ``reason`` explains every outcome but exact.
+    """How one trial ended; ``reason`` explains every outcome but exact, ``cause`` is what failures are counted by.
 
-    ``tp`` is 0 for a law, whose name then stands in ``case``.
+    ``tp`` is 0 for a law, whose name and subject then stand in ``case``.
     """
 
     op: str
@@ -23,10 +26,11 @@ class Result:
     tp: int
     outcome: Outcome
     reason: str = ""
+    cause: str = ""
 
 
 def render(results: Sequence[Result], unavailable: Iterable[tuple[str, str]] = ()) -> list[str]:
-    """Lines of the table, then each reason for what was not run, then what failed.
+    """Lines of the table, then each reason for what was not run, then what failed, by cause.
 
     ``unavailable`` names backends that this machine does not offer, each with the reason.
     """
@@ -36,7 +40,7 @@ def render(results: Sequence[Result], unavailable: Iterable[tuple[str, str]] = (
     sizes = sorted({result.tp for result in results}, key=lambda tp: tp or math.inf)
     rows = [("op", "backend", *(f"tp {tp}" if tp else "laws" for tp in sizes))]
     rows += [(op, backend, *(_cell(by_tp.get(tp, [])) for tp in sizes)) for (op, backend), by_tp in cells.items()]
-    return [*_aligned(rows), *_reasons(results, unavailable), _summary(results)]
+    return [*_aligned(rows), *_reasons(results, unavailable), *_causes(results), _summary(results)]
 
 
 def _cell(results: Sequence[Result]) -> str:
@@ -62,6 +66,15 @@ def _reasons(results: Sequence[Result], unavailable: Iterable[tuple[str, str]]) 
     skipped = Counter((r.backend, r.reason) for r in results if r.outcome == Outcome.SKIPPED)
     lines = [f"unavailable: {backend}: {reason}" for backend, reason in unavailable]
     return lines + [f"skipped: {count} on {backend}: {reason}" for (backend, reason), count in skipped.items()]
+
+
+def _causes(results: Sequence[Result]) -> list[str]:
+    """How many failed on each backend of what, most first; ops and cases are in the reports."""
+    failed = Counter((r.outcome, r.backend, r.cause[:WIDTH]) for r in results if r.outcome.failed)
+    most = sorted(failed.items(), key=lambda item: -item[1])
+    lines = [f"failed: {count} {what.value} on {backend}: {cause}" for (what, backend, cause), count in most[:CAUSES]]
+    rest = most[CAUSES:]
+    return [*lines, f"failed: {sum(count for _, count in rest)} more of {len(rest)} other kinds"] if rest else lines
 
 
 def _summary(results: Sequence[Result]) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 import pytest
 
-from fast.registry import Unsupported
-from tests.judge import built, digests, judge
-from tests.plugin import DIGESTS, Mismatch, Session, Trial, versions
+from tests.implementations import REFUSALS
+from tests.judge import built, digests, judge, skip_reason
+from tests.plugin import DIGESTS, Mismatch, Session
 from tests.replay import dump
-from tests.reports import explain_failures
+from tests.reports import cause_of, explain_failures
+from tests.trials import Trial
 from tests.verdicts import found_digests
 
 
@@ -25,19 +26,20 @@ def test_case(trial: Trial, session: Session, device: str, record_property: Call
     case = trial.case
     if case.size == "large" and device == "cpu":
         pytest.skip("a large case: it needs a GPU")
+    implementation = session.implementation(case.op, trial.backend)
     try:
-        implementation = session.implementation(case.op, trial.backend)
         failures = judge(case, implementation, trial.tp, device=device)
-    except Unsupported as reason:
-        pytest.skip(str(reason))
+    except REFUSALS as error:
+        if reason := skip_reason(case, implementation, error):
+            pytest.skip(reason)
+        raise
     record_property(DIGESTS, json.dumps(found_digests(case, failures)))
     if failures:
-        command = session.rerun(trial)
         params = built(case).params
-        text = explain_failures(case, trial.backend, failures, params=params, rerun=command, versions=versions())
+        text = explain_failures(session.context(trial), case, failures, params)
         if session.dump is not None:
             text += "\n" + dump(session.dump, case, trial.backend, trial.tp, failures)
-        raise Mismatch(text)
+        raise Mismatch(text, cause_of(case, failures, params))
     if session.replay is None:
         require_blessed(trial, device)
 
@@ -50,10 +52,12 @@ def require_blessed(trial: Trial, device: str) -> None:
     name, expected = trial.case.name, trial.case.expected
     if expected is None:
         raise Mismatch(
-            f"{name}: the case has no expected digests yet; `./run cases bless {name} --reason WHY` sets them"
+            f"{name}: the case has no expected digests yet; `./run cases bless {name} --reason WHY` sets them",
+            "no blessed digests",
         )
     if digests(trial.case, device) != expected.digests:
         raise Mismatch(
             f"{name}: the oracle's bits are not those that the case file blesses; "
-            f"`./run cases bless {name} --dry-run` shows what changed"
+            f"`./run cases bless {name} --dry-run` shows what changed",
+            "not the blessed bits",
         )

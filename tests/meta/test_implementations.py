@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import oracle
-from tests.implementations import Implementation, UsageError, WrongResult, of_user
+from fast.registry import Unsupported
+from tests.implementations import Implementation, UsageError, WrongResult, of_user, refuses_layout
 
 STREAMS = {"residual": torch.ones(2, 4, 8, dtype=torch.bfloat16), "pre_mix": torch.ones(2, 4)}
 COLLAPSED = oracle.collapse(STREAMS["residual"], STREAMS["pre_mix"])
@@ -37,6 +38,31 @@ def test_a_function_that_only_writes_out_is_judged_by_out(tmp_path: Path) -> Non
     path = write(tmp_path, "def mine(residual, pre_mix, *, out):\n    out.copy_(oracle.collapse(residual, pre_mix))\n")
     out = torch.empty(2, 8, dtype=torch.bfloat16)
     assert of_user(f"collapse={path}:mine")(STREAMS, {}, (out,))[0] is out
+
+
+def test_how_a_function_takes_out_is_read_off_its_signature(tmp_path: Path) -> None:
+    """Catches a kernel that must have out= called without, and one that may have it never given it."""
+    text = "def without(residual, pre_mix): ...\ndef may(residual, pre_mix, out=None): ...\n"
+    path = write(tmp_path, text + "def must(residual, pre_mix, *, out): ...\n")
+    found = {name: of_user(f"collapse={path}:{name}") for name in ("without", "may", "must")}
+    taken = {name: (own.accepts_out, own.needs_out) for name, own in found.items()}
+    assert taken == {"without": (False, False), "may": (True, False), "must": (True, True)}
+
+
+@pytest.mark.parametrize(
+    ("error", "refuses"),
+    [
+        (ValueError("x must be contiguous"), True),
+        (Unsupported("collapse: residual has strides [8, 2]"), True),
+        (NotImplementedError("out: only 16-byte aligned tensors"), True),
+        (ValueError("x must have H of at most 4096"), False),
+        (RuntimeError("view size is not compatible with input tensor's size and stride"), False),
+        (AssertionError("not contiguous"), False),
+    ],
+)
+def test_a_refusal_of_a_layout_is_known_by_its_kind_and_words(error: Exception, refuses: bool) -> None:
+    """Catches an accident of a kernel taken for a refusal."""
+    assert refuses_layout(error) == refuses
 
 
 def test_optional_arguments_and_parameters_go_by_keyword() -> None:

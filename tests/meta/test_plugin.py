@@ -10,15 +10,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
 from cases.load import load_all
 from cases.schema import Case
+from oracle.report import Outcome
+from tests import table
 from tests.__main__ import PARALLEL
 from tests.implementations import UsageError
-from tests.plugin import CASES, Session
+from tests.plugin import CASES, Session, unmet
 
 ROOT = CASES.parent
 
@@ -39,6 +41,29 @@ def doubled(residual, pre_mix):
 
 def raising(residual, pre_mix):
     raise RuntimeError("no kernel image is available")
+
+
+def packed_only(residual, pre_mix):
+    for name, tensor in (("residual", residual), ("pre_mix", pre_mix)):
+        if not tensor.is_contiguous() or tensor.storage_offset() % 8:
+            raise ValueError(f"{name} must be contiguous and aligned")
+    return oracle.collapse(residual, pre_mix)
+
+
+def strides_ignored(residual, pre_mix):
+    return oracle.collapse(residual.as_strided(residual.shape, residual.contiguous().stride()), pre_mix)
+
+
+def strided_only(residual, pre_mix):
+    if residual.is_contiguous():
+        raise ValueError("residual must not be contiguous")
+    return oracle.collapse(residual, pre_mix)
+
+
+def vague(residual, pre_mix):
+    if not residual.is_contiguous():
+        raise ValueError("unsupported input")
+    return oracle.collapse(residual, pre_mix)
 
 
 def wide(residual, pre_mix):
@@ -84,6 +109,18 @@ def small_case() -> Case:
 CASE = small_case().name
 
 
+def laid_out_case() -> Case:
+    """A collapse case whose streams have gaps."""
+    return next(
+        case
+        for case in load_all(CASES)
+        if case.op == "collapse" and case.size == "small" and case.made_by("residual").layout == "columns"
+    )
+
+
+LAID_OUT = laid_out_case()
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("user") / "kernels.py"
@@ -91,9 +128,9 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*arguments: str, expect: int) -> str:
-    """Run pytest on the case file tests from the project's root and return what it printed."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_cases.py", *arguments]
+def run(*arguments: str, expect: int, tests: str = "tests/test_cases.py") -> str:
+    """Run pytest on tests, those of the case files unless named, from the root and return what it printed."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", tests, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -135,6 +172,83 @@ def test_every_way_to_be_wrong_is_a_verdict_and_a_report(kernels: Path) -> None:
         assert words in text
     assert re.search(r"collapse on impl-doubled, tp 1: .*layer_input values differ", text)
     assert "raise Mismatch" not in text, "a report is for kernel engineers: no traceback of the suite"
+    error = text[text.index("collapse on impl-raising, tp 1: error: RuntimeError: no kernel image is available") :]
+    told, ending = error.split("  rerun ", 1)
+    assert re.search(r"(?m)^  about    \S.*\n  catches  \S", told)
+    assert "kernels.py:17 in raising: raise RuntimeError(" in told
+    assert "judge.py" not in told
+    assert ending.split("\n")[0].strip() == f"./run check --case {CASE} --tp 1 --impl collapse={kernels}:raising"
+    for line in (
+        "failed: 1 mismatch on impl-touching: changed its input pre_mix",
+        "failed: 1 mismatch on impl-wide: wrong dtype",
+        "failed: 1 error on impl-raising: RuntimeError: no kernel image is available",
+    ):
+        assert line in text.split("\n")
+
+
+def test_a_refusal_of_strides_is_a_skip_where_there_are_some_and_an_error_elsewhere(kernels: Path) -> None:
+    """Catches a right kernel failed for what it says it does not take, and a wrong one let off."""
+    names = ("packed_only", "strides_ignored", "vague", "right")
+    asked = ["--case", LAID_OUT.name, "--case", CASE, "--tp", str(LAID_OUT.tp[0])]
+    own = [item for name in (*names, "strided_only") for item in ("--impl", f"collapse={kernels}:{name}")]
+    text = run(*asked, *own, "--device", "cpu", expect=1)
+    verdicts = ("exact 1/1, 1 skipped", "exact 1/2, 1 mismatch", "exact 1/2, 1 error", "exact 2/2")
+    for name, verdict in zip(names, verdicts, strict=True):
+        assert re.search(row(name, verdict), text), name
+    assert "skipped: 1 on impl-packed_only: refuses strides: " in text
+    assert re.search(row("strided_only", "exact 1/2, 1 error"), text), "packed inputs must be taken"
+    wrong = text[text.index("collapse on impl-strides_ignored, tp 1: ") :]
+    assert re.search(r"(?m)^  strides  residual \[\d+, \d+, \d+\] by \[\d+, \d+, 2\], columns$", wrong)
+
+
+def test_a_law_reports_as_a_case_does_and_its_command_repeats_it(kernels: Path) -> None:
+    """Catches a breach of which nobody learns on what it was seen, or how to see it again."""
+    own = f"collapse={kernels}:strides_ignored"
+    text = run("--law", "layout_independence", "--impl", own, "--device", "cpu", expect=1, tests="tests/test_laws.py")
+    assert "collapse on impl-strides_ignored, law layout_independence: residual as " in text
+    assert "  subject  collapse, T = 17, n = 4, H = 97" in text
+    assert "failed: 2 mismatch on impl-strides_ignored: law layout_independence" in text
+    command = f"./run check --law layout_independence --subject collapse --impl {own}"
+    assert re.search(rf"(?m)^  rerun    {re.escape(command)}$", text)
+    again = run(*command.split()[2:], "--device", "cpu", expect=1, tests="tests/test_laws.py")
+    assert "1 verdicts on 0 cases: 1 mismatch" in again
+
+
+def test_what_is_required_must_be_judged() -> None:
+    """Catches a run that is green because what it was for never ran, and one that is red for a skip by design."""
+    large = next(case for case in load_all(CASES) if case.op == "collapse" and case.size == "large")
+    asked = ("--case", large.name, "--tp", str(large.tp[-1]), "--device", "cpu", "--require", "tilelang")
+    text = run(*asked, "--backend", "tilelang", expect=1)
+    assert "required, but nothing was judged on it: tilelang" in text
+    text = run(*asked, "--case", CASE, "--tp", "1", "--backend", "tilelang", expect=0)
+    assert "a large case: it needs a GPU" in text
+
+
+def judged(backend: str, outcome: Outcome = Outcome.EXACT) -> table.Result:
+    return table.Result("collapse", "a", backend, 1, outcome)
+
+
+def gpu_test(outcome: Literal["passed", "skipped"]) -> pytest.TestReport:
+    return pytest.TestReport("tests/gpu/test_a.py::test_a", ("", None, ""), {"gpu": 1}, outcome, None, "call")
+
+
+@pytest.mark.parametrize(
+    ("required", "results", "reports", "missing"),
+    [
+        (["triton"], [judged("triton"), judged("triton", Outcome.SKIPPED)], [], []),
+        (["triton", "tilelang"], [judged("triton"), judged("tilelang", Outcome.SKIPPED)], [], ["tilelang"]),
+        (["triton"], [judged("oracle"), judged("impl-mine")], [], ["triton"]),
+        (["triton"], [judged("triton", Outcome.ERROR)], [], []),
+        (["gpu"], [judged("impl-mine")], [], []),
+        (["gpu"], [judged("triton", Outcome.SKIPPED)], [gpu_test("skipped")], ["gpu"]),
+        (["gpu"], [], [gpu_test("passed")], []),
+        (["gpu", "triton"], [], [], ["gpu", "triton"]),
+    ],
+)
+def test_one_judged_result_is_what_meets_a_requirement(
+    required: list[str], results: list[table.Result], reports: list[pytest.TestReport], missing: list[str]
+) -> None:
+    assert unmet(required, results, reports) == missing
 
 
 def test_a_hanging_or_dying_kernel_does_not_end_the_run(kernels: Path) -> None:
@@ -142,9 +256,18 @@ def test_a_hanging_or_dying_kernel_does_not_end_the_run(kernels: Path) -> None:
     names = ("looping", "stuck", "dying", "right")
     limits = (*PARALLEL, "-n", "2", "--timeout", "2", "-o", "faulthandler_timeout=4")
     text = run(*impls(kernels, *names), *limits, expect=1)
-    for name, outcome in zip(names[:-1], ("timeout", "error", "error"), strict=True):
+    for name, outcome in zip(names[:-1], ("timeout", "timeout", "error"), strict=True):
         assert re.search(row(name, f"exact 0/1, 1 {outcome}"), text), name
     assert re.search(row("right", "exact 1/1"), text)
+    for words in (
+        "collapse on impl-looping, tp 1: timeout: Failed: Timeout (>2.0s) from pytest-timeout.",
+        "in looping: ",
+        "collapse on impl-stuck, tp 1: timeout: hung where no signal reaches it, and was ended",
+        "collapse on impl-dying, tp 1: error: the process died",
+        f"./run check --case {CASE} --tp 1 --impl collapse={kernels}:dying",
+        "failed: 1 timeout on impl-looping: ran into the time limit",
+    ):
+        assert words in text
 
 
 def test_a_request_that_cannot_be_met_ends_with_status_4() -> None:
@@ -153,11 +276,14 @@ def test_a_request_that_cannot_be_met_ends_with_status_4() -> None:
     assert "Traceback" not in text
 
 
+OPTIONS = ("op", "case", "tp", "law", "subject", "backend", "impl", "require")
+
+
 class Asked:
     """A pytest config that was given some of the suite's options."""
 
     def __init__(self, **options: object) -> None:
-        lists: dict[str, object] = {name: [] for name in ("op", "case", "tp", "backend", "impl", "require")}
+        lists: dict[str, object] = {name: [] for name in OPTIONS}
         self.options = lists | {"device": "cpu", "dump": None, "replay": None} | options
 
     def getoption(self, name: str) -> object:
@@ -184,6 +310,9 @@ def session(**options: object) -> Session:
         ),
         ({"op": ["fn_broadcast"], "tp": [8]}, "nothing to judge"),
         ({"case": [CASE], "op": ["post"]}, "nothing to judge"),
+        ({"case": [CASE], "law": ["repeatability"]}, "nothing to judge"),
+        ({"law": ["gravity"]}, "--law gravity: unknown, expected one of shard_invariance, "),
+        ({"subject": ["colapse"]}, "--subject colapse: unknown, expected one of expand, "),
     ],
 )
 def test_what_was_asked_wrongly_is_named(options: dict[str, object], words: str) -> None:
@@ -202,7 +331,7 @@ def test_options_select_trials() -> None:
 def test_a_users_function_is_judged_alone_and_only_on_its_op() -> None:
     own = session(impl=["stream_mean=oracle.streams:stream_mean"])
     assert {(trial.case.op, trial.backend) for trial in own.trials()} == {("stream_mean", "impl-stream_mean")}
-    assert {op for _, op, _ in own.laws()} == {"stream_mean"}
+    assert {trial.case.op for trial in own.laws()} == {"stream_mean"}
 
 
 def test_a_backend_asked_for_is_judged_beside_the_users_function() -> None:
@@ -213,3 +342,19 @@ def test_a_backend_asked_for_is_judged_beside_the_users_function() -> None:
 def test_laws_are_left_out_when_a_case_is_asked_for() -> None:
     assert not list(session(case=[CASE]).laws())
     assert list(session(op=["collapse"], backend=["oracle"]).laws())
+
+
+def test_a_law_or_a_subject_asked_for_leaves_out_cases_and_other_laws() -> None:
+    chosen = session(law=["repeatability"], subject=["pre-entry", "pre-norm"], backend=["oracle"])
+    assert not list(chosen.trials())
+    assert not list(chosen.kernels())
+    trials = list(chosen.laws())
+    assert {(one.law, one.case.name) for one in trials} == {("repeatability", f"pre-{v}") for v in ("entry", "norm")}
+    assert not list(session(subject=["pre-entry"], op=["post", "pre"], law=["gather_commutes", "own_outputs"]).trials())
+
+
+def test_laws_that_say_nothing_of_a_kernel_are_left_out() -> None:
+    """Catches a law counted as kept by a kernel that it never called in that way."""
+    own = session(impl=["stream_mean=oracle.streams:stream_mean"])
+    assert "out_layout_independence" not in {trial.law for trial in own.laws()}
+    assert "own_outputs" in {trial.law for trial in own.laws()}

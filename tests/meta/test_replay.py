@@ -18,7 +18,7 @@ from oracle.arith import bits
 from tests import replay, verdicts
 from tests.implementations import Implementation, UsageError
 from tests.judge import Failure, judge
-from tests.laws import subject
+from tests.subjects import subject
 
 ROOT = Path(__file__).parents[2]
 WRONG_KERNEL = """

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from oracle.compare import POISON, compare
-from oracle.report import Context, Outcome, failure, headline, report
+from oracle.report import Context, Outcome, cause, failure, headline, report
 from oracle.sp import SpLayout
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -320,6 +320,63 @@ def test_failure_without_a_comparison() -> None:
           rerun    ./run check --case collapse-tail --backend triton --tp 4
         """,
     )
+
+
+def test_a_case_says_what_it_is_for_and_how_its_inputs_lie() -> None:
+    about = {"about": "streams with gaps", "catches": ("strides-ignored", "row-misplaced")}
+    strides = {"residual": "[3, 4, 16] by [128, 32, 2], columns", "pre_mix": "[3, 4] by [1, 3], transposed"}
+    context = replace(CONTEXT, strides=strides, versions={}, rerun=None, **about)  # type: ignore[arg-type]
+    assert failure(context, "error: RuntimeError: boom", [("raised", "k.py:3 in f: boom()")]) == indented(
+        "collapse on triton, tp 4, pad fill nan: error: RuntimeError: boom",
+        """
+          case     collapse-tail, order gather-then-op
+          about    streams with gaps
+          catches  strides-ignored, row-misplaced
+          strides  residual [3, 4, 16] by [128, 32, 2], columns
+                   pre_mix [3, 4] by [1, 3], transposed
+          raised   k.py:3 in f: boom()
+        """,
+    )
+
+
+def test_a_law_is_named_with_its_subject() -> None:
+    context = replace(BARE, law="repeatability", case="post-six, T = 3", about="Every run gives one result.")
+    assert failure(context, "run 2 gives other bits") == indented(
+        "post on tilelang, law repeatability: run 2 gives other bits",
+        """
+          subject  post-six, T = 3
+          about    Every run gives one result.
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("explanations", "told"),
+    [
+        (["'fma' gives exactly these bits"], "'fma' gives exactly these bits"),
+        (
+            ["'fma' gives exactly these bits in the 3 of 9 tokens that differ, the others follow contract 1"],
+            "'fma' gives",
+        ),
+        (["'fma' gives exactly these bits (first 64 of 99 rows tried)"], "'fma' gives exactly these bits"),
+        ([], "every mismatch is in the last column block: tail"),
+    ],
+)
+def test_a_cause_is_the_same_for_all_that_share_it(explanations: list[str], told: str) -> None:
+    """Catches counts of failures that fall apart by the numbers of one shape."""
+    expected = noise(4, 200)
+    actual = expected.clone()
+    actual[:, 195] = 9
+    found = cause(compare(actual=actual, expected=expected), explanations)
+    assert found.startswith(told)
+    assert not re.search(r"\d{2}", found)
+
+
+def test_the_cause_of_a_wrong_form_is_that() -> None:
+    assert cause(compare(actual=torch.ones(1, 4).to(BF16), expected=torch.ones(2, 4))) == "wrong dtype, shape"
+    scattered = noise(64, 64)
+    scattered[::7, ::5] += 0.5
+    assert cause(compare(actual=scattered, expected=noise(64, 64))) == "other values"
 
 
 def test_headline_leaves_out_what_is_unknown() -> None:

@@ -39,6 +39,30 @@ def test_missing_backends_are_named_with_their_reason() -> None:
     assert "unavailable: tilelang: no C++ compiler" in render([verdict("a", 1)], [("tilelang", "no C++ compiler")])
 
 
+def failed(outcome: Outcome, cause: str, backend: str = "triton") -> Result:
+    return Result("collapse", "a", backend, 1, outcome, "why", cause)
+
+
+def test_failures_are_counted_by_cause_most_first() -> None:
+    """Catches a run of a thousand failures in which one needs to read all to see that they are one."""
+    results = [failed(Outcome.ERROR, "ValueError: no"), verdict("a", 1)]
+    results += [failed(Outcome.MISMATCH, "'fma-contraction' gives exactly these bits") for _ in range(3)]
+    results += [failed(Outcome.MISMATCH, "'fma-contraction' gives exactly these bits", "tilelang")] * 2
+    assert render(results)[-4:-1] == [
+        "failed: 3 mismatch on triton: 'fma-contraction' gives exactly these bits",
+        "failed: 2 mismatch on tilelang: 'fma-contraction' gives exactly these bits",
+        "failed: 1 error on triton: ValueError: no",
+    ]
+
+
+def test_many_causes_are_cut_short_and_nothing_is_lost_in_the_count() -> None:
+    lines = render([failed(Outcome.ERROR, f"ValueError: {number} {'x' * 200}") for number in range(11)])
+    told = [line for line in lines if line.startswith("failed: ")]
+    assert len(told) == 9
+    assert told[-1] == "failed: 3 more of 3 other kinds"
+    assert all(len(line) < 140 for line in told)
+
+
 def test_laws_have_a_column_of_their_own() -> None:
     lines = render([verdict("a", 1), verdict("repeatability", 0), verdict("empty_batch", 0, Outcome.MISMATCH, "x")])
     assert lines[0].split() == ["op", "backend", "tp", "1", "laws"]
