@@ -78,7 +78,7 @@ class DistributedGroup(Ranked):
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Send named tensors to the same rank of the next stage. Raises ValueError when there is none."""
         to = self._neighbour(1)
-        with self._named(f"send to {self._place.named(to)}"):
+        with self._named(f"send to {self._place.named(to)}", to):
             form = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()]
             dist.send_object_list([form], dst=to, device=torch.device("cpu"))
             for tensor in tensors.values():
@@ -88,7 +88,7 @@ class DistributedGroup(Ranked):
     def receive(self) -> dict[str, Tensor]:
         """Receive what the same rank of the stage before sends, in its order. Raises ValueError when there is none."""
         source = self._neighbour(-1)
-        with self._named(f"receive from {self._place.named(source)}"):
+        with self._named(f"receive from {self._place.named(source)}", source):
             forms: list[list[tuple[str, tuple[int, ...], torch.dtype]]] = [[]]
             dist.recv_object_list(forms, src=source, device=torch.device("cpu"))
             received = {}
@@ -142,7 +142,7 @@ class DistributedGroup(Ranked):
         check_agreement([_decoded(line) for line in said], self.number)
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
+    def _named(self, what: str, peer: int | None = None) -> Iterator[None]:
         """Say where this process is, and make a failure of the transport say who is missing."""
         started = time.monotonic()
         self._store.set(_key("at", self._place.world_rank), f"{self.number} {what}")
@@ -152,7 +152,7 @@ class DistributedGroup(Ranked):
             waited = f"{time.monotonic() - started:.1f} s (timeout {self._timeout:g} s)"
             raise LostRank(
                 f"{self._place.named(self._place.world_rank)}: collective {self.number} ({what}) got no answer after "
-                f"{waited}: {Whereabouts(self._store, self._place).missing()} ({str(error).splitlines()[0]})"
+                f"{waited}: {Whereabouts(self._store, self._place).missing(peer)} ({str(error).splitlines()[0]})"
             ) from error
 
 
@@ -165,23 +165,35 @@ class Whereabouts:
         self._failed = {process: _said(store, _key("failed", process)) for process in everyone}
         self._at = {process: _said(store, _key("at", process)) for process in everyone}
 
-    def missing(self) -> str:
-        """Name the cause: an error that is not about waiting, else who is behind in this stage, else in another."""
+    def missing(self, peer: int | None) -> str:
+        """Name the cause: an error that is not about waiting, else who is behind in a stage, the nearest one first.
+
+        peer: the process of another stage that was waited for; None where it was this stage.
+        """
         errors = {error: process for process, error in self._failed.items() if self._is_cause(error)}
         culprits = list(errors.values())
-        stages = sorted(range(self._place.pp), key=lambda stage: (abs(stage - self._place.stage), stage))
-        for stage in stages:
+        for stage in self._stages(peer):
             culprits = culprits or self._behind(stage)
+        if not culprits and peer is not None:
+            culprits = [peer]
         return "; ".join(map(self._told, culprits)) or "no process is behind the others, so the link is at fault"
+
+    def _stages(self, peer: int | None) -> list[int]:
+        """The stages to look at in turn; this one's ranks cannot hold up one that waits for another stage."""
+        own = self._place.stage
+        near = own if peer is None else peer // self._place.tp
+        stages = [stage for stage in range(self._place.pp) if peer is None or stage != own]
+        return sorted(stages, key=lambda stage: (abs(stage - near), stage))
 
     def _is_cause(self, error: str) -> bool:
         return bool(error) and not error.startswith(LostRank.__name__)
 
     def _behind(self, stage: int) -> list[int]:
-        """The processes of a stage that are not as far as its foremost; a process that gave up waiting is not asked."""
+        """The processes of a stage that are not as far as its foremost, without this one and those that gave up."""
         everyone = range(stage * self._place.tp, (stage + 1) * self._place.tp)
         foremost = max(map(self._number, everyone))
-        return [process for process in everyone if self._number(process) < foremost and not self._failed[process]]
+        asked = [process for process in everyone if process != self._place.world_rank and not self._failed[process]]
+        return [process for process in asked if self._number(process) < foremost]
 
     def _number(self, process: int) -> int:
         """A process's last collective, -1 before its first."""

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fast.rows import Rows
 from oracle.arith import bits
-from oracle.processes import Place, connect
+from oracle.processes import Place, Whereabouts, connect
 from oracle.ranks import Call, RankError, SimulatedGroup, check_agreement, simulate
 from oracle.sp import CollectiveLog, SpLayout, padding_mask, reduce_scatter
 from oracle.trace import same
@@ -245,9 +246,9 @@ def test_real_ranks_equal_the_simulation(tp: int, pp: int, tmp_path: Path) -> No
 
 FAULTS = {
     "absent": "rank 2 did not come within 8 s",
-    "dies": "(timeout 8 s): rank 2 went no further than collective 1 (reduce_scatter [8, 8] bfloat16) (",
+    "dies": "rank 2 went no further than collective 1 (reduce_scatter [8, 8] bfloat16)",
     "skips": "ranks disagree: ranks 0, 1, 3: all_gather [2, 8] bfloat16; rank 2: reduce_scatter [8, 8] bfloat16",
-    "sleeps": "(timeout 8 s): rank 2 went no further than collective 1 (reduce_scatter [8, 8] bfloat16) (",
+    "sleeps": "rank 2 went no further than collective 1 (reduce_scatter [8, 8] bfloat16)",
     "raises": "(timeout 8 s): rank 2 failed: ValueError: this rank has had enough (",
 }
 
@@ -276,6 +277,32 @@ def test_the_next_stage_names_the_lost_rank_too(fault: str, tmp_path: Path) -> N
     for answer in answers(plan, tmp_path):
         assert FAULTS_OF_A_STAGE[fault] in answer.get("error", ""), answer
         assert answer["seconds"] < plan.timeout
+
+
+LOST = "LostRank: rank 0 of stage 0: collective 2"
+# What the processes of two stages of two ranks said, who asks, whom it waited for, and whom it must name.
+SAID: list[tuple[dict[str, str], int, int | None, str]] = [
+    ({"at/0": "2 b", "at/1": "1 a"}, 0, None, "rank 1 of stage 0 went no further than collective 1 (a)"),
+    ({"at/0": "2 b"}, 0, None, "rank 1 of stage 0 has made no call"),
+    ({"at/0": "2 b", "at/1": "1 a", "failed/0": LOST, "at/2": "0 r"}, 2, 0, "rank 1 of stage 0 went no further"),
+    ({"at/0": "1 a", "at/1": "1 a", "at/3": "0 r"}, 3, 1, "rank 1 of stage 0 went no further than collective 1 (a)"),
+    ({"at/0": "1 a", "at/1": "1 a", "at/2": "2 x", "at/3": "0 r"}, 3, 1, "rank 1 of stage 0 went no further"),
+    ({"at/2": "2 x", "at/3": "2 x", "failed/1": "KeyError: k"}, 2, None, "rank 1 of stage 0 failed: KeyError: k"),
+    ({"at/0": "2 b", "at/1": "2 b", "at/2": "1 x", "at/3": "2 x", "failed/0": LOST}, 1, None, "rank 0 of stage 1 went"),
+    ({f"at/{process}": "2 b" for process in range(4)}, 0, None, "no process is behind the others"),
+]
+
+
+@pytest.mark.parametrize(("said", "asks", "peer", "named"), SAID)
+def test_who_is_missing_follows_from_what_all_said(
+    said: dict[str, str], asks: int, peer: int | None, named: str
+) -> None:
+    """Catches a victim that is blamed: one that gave up waiting, the asker itself, ranks that wait elsewhere."""
+    store = HashStore()
+    for key, value in said.items():
+        store.set(f"ranks/{key}", value)
+    place = Place(asks % 2, 2, asks // 2, 2)
+    assert Whereabouts(store, place).missing(peer).startswith(named)
 
 
 def test_places_that_do_not_exist_are_refused() -> None:
