@@ -97,6 +97,18 @@ FLAGSHIPS = (
     Flagship("unrounded-projection", "post_pre_delayed", "boundary-carried-aux", True),
     Flagship("aux-from-input", "post_pre_delayed", "boundary-carried-aux", True),
     Flagship("aux-always-written", "post_pre_delayed", "boundary-no-aux", True),
+    Flagship("first-term-fused", "post", "post-opposing", False),
+    Flagship("other-product-fused", "post", "post-opposing", True),
+    Flagship("double-rounded-fma", "project", "project-fma-rounded-once", False),
+    Flagship("double-rounded-fma", "post_pre_delayed", "boundary-fma-rounded-once", False),
+    Flagship("fma-contraction", "post_pre", "post-pre-collapse-order", False, stage="collapse"),
+    Flagship("reversed-order", "post_pre_delayed", "boundary-unmixed-order", False, stage="collapse"),
+    Flagship("reversed-order", "post_pre_delayed", "boundary-unmixed-order", False, stage="mean"),
+    Flagship("mean-by-reciprocal", "post_pre_delayed", "boundary-mean-ties-n3", False, stage="mean"),
+    Flagship("serial-lanes", "post_pre_delayed", "boundary-norm-ties", False, stage="norm-squares"),
+    Flagship("root-one-unit-high", "pre", "pre-norm-ties", False, stage="norm"),
+    Flagship("constant-swapped", "pre_delayed", "pre-delayed-distinct-constants", True, stage="mixes"),
+    Flagship("constant-swapped", "post_pre", "post-pre-distinct-constants", True, stage="norm"),
 )
 
 
@@ -134,7 +146,8 @@ def main() -> int:
         case = cases[flagship.case]
         own, random = (_told(caught(flagship, one)) for one in (case, on_random_inputs(case)))
         missed |= own == "none"
-        rows.append((flagship.kind, flagship.op, flagship.case, str(flagship.tp), own, random))
+        kind = f"{flagship.kind} in {flagship.stage}" if flagship.stage else flagship.kind
+        rows.append((kind, flagship.op, flagship.case, str(flagship.tp), own, random))
     print("\n".join(_aligned(rows)))
     return int(missed)
 

@@ -25,7 +25,7 @@ PRECISE = [
     for kind, stages in case.shows.items()
     for stage in stages
 ]
-IDS = [f"{flagship.kind}:{flagship.case}" for flagship in FLAGSHIPS]
+IDS = [":".join(part for part in (one.kind, one.stage, one.case) if part) for one in FLAGSHIPS]
 
 
 @pytest.mark.parametrize(("name", "kind"), CLAIMS, ids=[":".join(claim) for claim in CLAIMS])
