@@ -23,6 +23,7 @@ ZERO_PADDED = (" attention output", " ffn output")
 LAST_OF_TARGET = "final streams"
 AUX_STATE = "aux state "
 LISTED = 5
+ANY_NAN = -1  # the pattern for which every NaN but poison is taken
 
 
 @dataclass
@@ -154,14 +155,18 @@ class Held:
 
 
 def same(got: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors have one dtype, one shape and the same bits."""
+    """Whether two tensors have one dtype, one shape and the same bits; a NaN equals any NaN, but poison only itself."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return False
     return torch.equal(_raw(got), _raw(expected))
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    return bits(tensor.cpu()) if tensor.is_floating_point() else tensor.cpu()
+    tensor = tensor.cpu()
+    if not tensor.is_floating_point():
+        return tensor
+    patterns = bits(tensor)
+    return patterns.masked_fill(tensor.isnan() & (patterns != POISON[tensor.dtype]), ANY_NAN)
 
 
 def explained(plain: Trace, name: str, got: Tensor, expected: Tensor, held: Held) -> str | None:

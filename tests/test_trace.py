@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oracle.model import Trace, poisoned
 from oracle.sp import SpLayout
-from oracle.trace import Finding, RankTrace, differences, report
+from oracle.trace import Finding, RankTrace, differences, report, same
 
 
 def ramp(rows: int, start: int = 1) -> Tensor:
@@ -46,6 +46,16 @@ def found(change: Callable[[list[list[RankTrace]]], object], ended: bool = True)
 def test_a_right_run_has_no_finding() -> None:
     """Pad rows are free but for outputs, which a reduction may read."""
     assert found(lambda stages: stages[0][1].states["first"][0][1].fill_(9)) == []
+
+
+def test_a_nan_equals_any_nan_but_unwritten_memory() -> None:
+    """Catches a right schedule blamed for the sign of a NaN, and poison that passes for a computed NaN."""
+    nan, other = torch.tensor([[0x7FC0, 1], [-64, 1]], dtype=torch.int16).view(torch.bfloat16)
+    assert torch.equal(nan.isnan(), other.isnan())
+    assert same(nan, other)
+    poison = poisoned((2,))
+    assert same(poison, poison.clone())
+    assert not same(poison, torch.full((2,), float("nan"), dtype=torch.bfloat16))
 
 
 def nowhere(stages: list[list[RankTrace]]) -> None:
