@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -430,6 +431,7 @@ def seen_to_grow(cache: Path, writing: Callable[[], bool]) -> set[str]:
     """The published files that had more than one size while ``writing``: who loads such a one may get half of it."""
     sizes: dict[Path, set[int]] = collections.defaultdict(set)
     while writing():
+        time.sleep(0.001)
         for file in published(cache):
             with contextlib.suppress(FileNotFoundError):
                 sizes[file].add(file.stat().st_size)

@@ -7,13 +7,17 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
 from fast import backends
 from fast.backends import Backend, probe
+from tests.meta.test_house import pins
 
+ROOT = Path(__file__).parents[2]
 LANGUAGES = ("triton", "tilelang")
 LAZY = """
 import sys, fast
@@ -80,14 +84,45 @@ def test_a_missing_language_is_said_to_be_missing(cpu: pytest.MonkeyPatch, langu
     assert all(backend.available for name, backend in found.items() if name != language)
 
 
-def test_an_old_version_is_said_to_be_old(cpu: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("language", "version", "available"),
+    [
+        ("triton", "3.5.1", False),
+        ("triton", "3.6.0", True),
+        ("triton", "3.6.0+git1", True),
+        ("triton", "3.10.0", True),
+        ("tilelang", "0.1.9", False),
+        ("tilelang", "0.1.11.post2", False),
+        ("tilelang", "0.1.12", True),
+        ("tilelang", "0.1.15+cuda", True),
+    ],
+)
+def test_an_old_version_is_refused(cpu: pytest.MonkeyPatch, language: str, version: str, available: bool) -> None:
     """Catches comparing versions as text, where 3.10 would be older than 3.6, and releases with a suffix."""
-    for version, available in (("3.5.1", False), ("3.6.0", True), ("3.10.0", True), ("3.6.0+git1", True)):
-        versions(cpu, triton=version, tilelang="0.1.15")
-        assert probe()["triton"].available == available
-    versions(cpu, triton="3.5.1", tilelang="0.1.9")
-    assert probe()["triton"].reason.startswith("triton 3.5.1 is older than 3.6")
-    assert probe()["tilelang"].reason.startswith("tilelang 0.1.9 is older than 0.1.15")
+    versions(cpu, **{"triton": "3.9.0", "tilelang": "0.1.15", language: version})
+    found = probe()
+    assert found[language].available == available
+    assert all(backend.available for name, backend in found.items() if name != language)
+
+
+def test_an_old_version_is_said_to_be_old(cpu: pytest.MonkeyPatch) -> None:
+    """Catches a reason that leaves open which version there is, or which is needed."""
+    versions(cpu, triton="3.5.1", tilelang="0.1.11")
+    said = {name: backend.reason for name, backend in probe().items()}
+    assert said == {
+        "triton": "triton 3.5.1 is older than 3.6, the oldest that these kernels are for",
+        "tilelang": "tilelang 0.1.11 is older than 0.1.12, the oldest that these kernels are for",
+    }
+
+
+def test_the_oldest_versions_are_the_same_wherever_they_stand() -> None:
+    """Catches an installation that the probe then refuses, and a floor that no set tries."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    oldest = pins("cpu-oldest.txt")
+    for language, minimum in (("triton", backends.TRITON_MINIMUM), ("tilelang", backends.TILELANG_MINIMUM)):
+        assert extras[language] == [f"{language}>={'.'.join(map(str, minimum))}"]
+        assert backends._numbers(oldest[language].removeprefix("=="))[: len(minimum)] == minimum
+    assert extras["cuda"] == [extras["tilelang"][0].replace("tilelang", "tilelang[nvcc]")]
 
 
 def test_metadata_without_a_module_is_not_trusted(cpu: pytest.MonkeyPatch) -> None:

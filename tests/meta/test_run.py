@@ -182,7 +182,7 @@ def test_a_killed_set_up_leaves_no_lock(house: House) -> None:
             {"PIP_SAYS": "ERROR: No matching distribution found for torch==2.13.0+cpu"},
             "run: pip cannot find the CPU build of torch: let it read PyTorch's index of CPU wheels too",
         ),
-        ({"MHC_SET": "tpu"}, "run: MHC_SET is tpu; expected one of: cpu gpu-oldest gpu static \n"),
+        ({"MHC_SET": "tpu"}, "run: MHC_SET is tpu; expected one of: cpu-oldest cpu gpu-oldest gpu static \n"),
         ({"MHC_PYTHON": "/no/such/python"}, "run: MHC_PYTHON is /no/such/python, which is no program.\n"),
     ],
 )
