@@ -394,9 +394,10 @@ FIXED: dict[tuple[str, str], tuple[float, ...]] = {
 
 
 def _equal_by_definition(op: str, stage: str, kind: str) -> bool:
-    """Whether the wrong step gives the right bits for every input of the op, so that nothing is planted.
+    """Whether the wrong step gives the right bits, so that nothing is planted.
 
-    Squares of BF16 numbers are exact in FP32, so that V4.1's norm cannot tell a fused sum of squares.
+    Squares of BF16 numbers are exact in FP32 down to its subnormals, far below the smallest epsilon of a model, so
+    that V4.1's norm cannot tell a fused sum of squares from one of rounded products.
     """
     return (kind in _SAME_WITHOUT_POST and "post" not in OPS[op].stages) or (
         kind == "unfused-projection" and stage == "norm-squares" and op in DELAYED
