@@ -649,6 +649,7 @@ _COEFFICIENTS = (
     ),
 )
 
+_BOTH_EPS = "eps = (constants.rms_eps, float(hidden), constants.norm_eps)"
 _DELAYED_LAYER = """layer = Layer(layer_input, pre_mix, squared=norm_weight is not None)
         partials = sweep(Sweep(residual, fn, entry=x, layer=layer))"""
 _DELAYED_FINISH = """given["K"], layer_input, gates, None, norm_weight), constants)
@@ -710,6 +711,28 @@ _BOUNDARIES = (
             ("sweep", "values[i, e] = o.widen(pair[e])", "values[i, e] = pair[e]"),
         )
         for op, case in (("post_pre", "omni-6878-post-pre-rounded"), ("post_pre_delayed", "boundary-carried-aux"))
+    ),
+    _plant(
+        "reversed-order",
+        "post_pre_delayed",
+        "boundary-unmixed-order",
+        (
+            "sweep",
+            "        for k in o.loop(s.n):\n            if s.post != 0:",
+            "        for back in o.loop(s.n):\n            k = s.n - 1 - back\n            if s.post != 0:",
+        ),
+    ),
+    _plant(
+        "constant-swapped",
+        "pre_delayed",
+        "pre-delayed-distinct-constants",
+        ("finish", _BOTH_EPS, "eps = (constants.norm_eps, float(hidden), constants.norm_eps)"),
+    ),
+    _plant(
+        "constant-swapped",
+        "post_pre",
+        "post-pre-distinct-constants",
+        ("finish", _BOTH_EPS, "eps = (constants.rms_eps, float(hidden), constants.rms_eps)"),
     ),
     _plant(
         "aux-from-input",
