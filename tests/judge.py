@@ -88,11 +88,12 @@ def judge(
 def skip_reason(case: Case, implementation: Implementation, error: Exception) -> str:
     """Why a case is skipped for what a kernel raised in it; empty where that is an error.
 
-    A user's kernel may refuse layouts that it does not take, where an input has one and the message says so.
+    Any kernel may be `Unsupported` for what it was not written for. A user's may also refuse a layout, in these words
+    and by other errors, but only where an input has one.
     """
-    laid_out = any(case.made_by(argument.name).layout != "contiguous" for argument in case.arguments)
-    if implementation.request and laid_out and refuses_layout(error):
-        return "refuses strides: " + str(error).split("\n", 1)[0]
+    if implementation.request and refuses_layout(error):
+        laid_out = any(case.made_by(argument.name).layout != "contiguous" for argument in case.arguments)
+        return "refuses strides: " + str(error).split("\n", 1)[0] if laid_out else ""
     return str(error) if isinstance(error, Unsupported) else ""
 
 

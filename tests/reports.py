@@ -36,20 +36,21 @@ def context_of(trial: Trial | LawTrial, rerun: str, versions: Mapping[str, str])
     return replace(known, strides=dict(_strides(case, rows)))
 
 
-def explain_failures(context: Context, case: Case, failures: Sequence[Failure], params: Mapping[str, object]) -> str:
-    """The report of a trial's failures, the first in full; ``params`` are the case's plain parameters."""
+def explain_failures(
+    context: Context, case: Case, failures: Sequence[Failure], params: Mapping[str, object]
+) -> tuple[str, str]:
+    """The report of a trial's failures, the first in full, and what the first comes from in words that many share.
+
+    ``params`` are the case's plain parameters.
+    """
     first, *rest = failures
-    lines = [_full(case, first, _at(context, first), params)]
-    lines += [_line(_at(context, failure), failure) for failure in rest[:SHOWN]]
+    guesses = _guesses(case, first, params)
+    lines = [_full(_at(context, first), first, guesses)]
+    lines += [_line(_at(context, failed), failed) for failed in rest[:SHOWN]]
     if len(rest) > SHOWN:
         lines.append(f"and {len(rest) - SHOWN} more failing outputs of this trial")
-    return "\n".join(lines)
-
-
-def cause_of(case: Case, failures: Sequence[Failure], params: Mapping[str, object]) -> str:
-    """What the first failure comes from, in words that many trials share."""
-    first = failures[0]
-    return first.violation or (cause(first.comparison, _guesses(case, first, params)) if first.comparison else "")
+    shared = first.violation or "broken rule" if first.comparison is None else cause(first.comparison, guesses)
+    return "\n".join(lines), shared
 
 
 def explain_breaches(context: Context, breaches: Sequence[str]) -> str:
@@ -82,10 +83,10 @@ def _frames(error: BaseException) -> Iterator[str]:
         yield f"{place}:{frame.lineno} in {frame.name}: {frame.line}"
 
 
-def _full(case: Case, failed: Failure, context: Context, params: Mapping[str, object]) -> str:
+def _full(context: Context, failed: Failure, guesses: Sequence[str]) -> str:
     if failed.comparison is None:
         return failure(context, failed.violation or "broken rule")
-    return report(failed.comparison, context, _guesses(case, failed, params))
+    return report(failed.comparison, context, guesses)
 
 
 def _guesses(case: Case, failed: Failure, params: Mapping[str, object]) -> Sequence[str]:

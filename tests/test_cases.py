@@ -16,7 +16,7 @@ from tests.implementations import REFUSALS
 from tests.judge import built, digests, judge, skip_reason
 from tests.plugin import DIGESTS, Mismatch, Session
 from tests.replay import dump
-from tests.reports import cause_of, explain_failures
+from tests.reports import explain_failures
 from tests.trials import Trial
 from tests.verdicts import found_digests
 
@@ -35,11 +35,10 @@ def test_case(trial: Trial, session: Session, device: str, record_property: Call
         raise
     record_property(DIGESTS, json.dumps(found_digests(case, failures)))
     if failures:
-        params = built(case).params
-        text = explain_failures(session.context(trial), case, failures, params)
+        text, cause = explain_failures(session.context(trial), case, failures, built(case).params)
         if session.dump is not None:
             text += "\n" + dump(session.dump, case, trial.backend, trial.tp, failures)
-        raise Mismatch(text, cause_of(case, failures, params))
+        raise Mismatch(text, cause)
     if session.replay is None:
         require_blessed(trial, device)
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import oracle
+from cases.schema import Case
 from fast.registry import Unsupported
 from tests.implementations import Implementation, UsageError, WrongResult, of_user, refuses_layout
+from tests.judge import judge, skip_reason
+from tests.meta.documents import case
 
 STREAMS = {"residual": torch.ones(2, 4, 8, dtype=torch.bfloat16), "pre_mix": torch.ones(2, 4)}
 COLLAPSED = oracle.collapse(STREAMS["residual"], STREAMS["pre_mix"])
@@ -63,6 +66,42 @@ def test_how_a_function_takes_out_is_read_off_its_signature(tmp_path: Path) -> N
 def test_a_refusal_of_a_layout_is_known_by_its_kind_and_words(error: Exception, refuses: bool) -> None:
     """Catches an accident of a kernel taken for a refusal."""
     assert refuses_layout(error) == refuses
+
+
+PACKED, GAPPED = (case(inputs={"default": {"layout": layout}}) for layout in ("contiguous", "gapped"))
+STRIDES, SIZE = "residual must be contiguous", "H must be at most 4096"
+
+
+@pytest.mark.parametrize(
+    ("error", "of_a_user", "on", "reason"),
+    [
+        (ValueError(STRIDES), True, GAPPED, f"refuses strides: {STRIDES}"),
+        (NotImplementedError(f"{STRIDES}\nsee the manual"), True, GAPPED, f"refuses strides: {STRIDES}"),
+        (Unsupported(STRIDES), True, GAPPED, f"refuses strides: {STRIDES}"),
+        (ValueError(STRIDES), True, PACKED, ""),
+        (Unsupported(STRIDES), True, PACKED, ""),
+        (ValueError(STRIDES), False, GAPPED, ""),
+        (ValueError(SIZE), True, GAPPED, ""),
+        (Unsupported(SIZE), True, PACKED, SIZE),
+        (Unsupported(SIZE), False, GAPPED, SIZE),
+    ],
+)
+def test_what_excuses_a_kernel_in_a_case(error: Exception, of_a_user: bool, on: Case, reason: str) -> None:
+    """Catches an excuse for inputs that every kernel must take, and one for the suite's own kernels."""
+    kernel = Implementation("collapse", "mine", oracle.collapse, accepts_out=False, request="mine" if of_a_user else "")
+    assert skip_reason(on, kernel, error) == reason
+
+
+def late_refusal(residual: torch.Tensor, pre_mix: torch.Tensor) -> torch.Tensor:
+    """Wrong with one fill of the pad rows, and refuses the next."""
+    if bool(residual.isnan().any()):
+        raise ValueError(STRIDES)
+    return oracle.collapse(residual, pre_mix) * 2
+
+
+def test_wrong_bits_before_a_refusal_are_not_forgotten() -> None:
+    """Catches a wrong kernel that is skipped for what it raises on a later rank."""
+    assert judge(GAPPED, Implementation("collapse", "mine", late_refusal, accepts_out=False, request="mine"), 2)
 
 
 def test_optional_arguments_and_parameters_go_by_keyword() -> None:
