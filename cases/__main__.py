@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cases.flags import CASES_DIR, glossary
 from cases.lint import faults
-from cases.load import CaseError, case_files, find_case, load_all, load_case, parse_case, shown
+from cases.load import CaseError, case_files, find_case, from_caller, load_all, load_case, parse_case, shown
 from cases.ops import OPS
 from cases.schema import json_schema
 
@@ -104,7 +104,7 @@ def _add_list(commands: Any) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
-    path = Path(options.into) / f"{options.name}.toml"
+    path = from_caller(options.into) / f"{options.name}.toml"
     taken = [file for file in (path, *case_files()) if file.stem == options.name and file.exists()]
     if taken:
         raise CaseError(f"new: expected a name that no case has, got {options.name!r}, which {shown(taken[0])} has")
@@ -167,8 +167,9 @@ _PLAIN: dict[str, object] = {
 
 
 def _lint(options: argparse.Namespace) -> int:
-    every = load_all(options.root)
-    chosen = [load_case(_path(name, options.root)) for name in options.case] or every
+    root = from_caller(options.root)
+    every = load_all(root)
+    chosen = [load_case(_path(name, root)) for name in options.case] or every
     found = [fault for case in chosen for fault in (*faults(case), *_recomputed(case, options.recompute))]
     for fault in found:
         print(f"error: {fault}", file=sys.stderr)
@@ -193,7 +194,7 @@ def _recomputed(case: Case, wanted: bool) -> list[str]:
 
 def _path(name: str, root: str | Path = CASES_DIR) -> Path:
     """A case's file from its path or its name."""
-    return Path(name) if name.endswith(".toml") else find_case(name, root)
+    return from_caller(name) if name.endswith(".toml") else find_case(name, root)
 
 
 def _show(options: argparse.Namespace) -> int:

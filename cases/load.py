@@ -90,6 +90,11 @@ def shown(path: Path) -> str:
     return str(path.relative_to(project)) if path.is_relative_to(project) else str(path)
 
 
+def from_caller(path: str) -> Path:
+    """A path as the shell means it: `./run` leaves the folder where it is called, and notes it in MHC_CALLED_FROM."""
+    return Path(os.environ.get("MHC_CALLED_FROM", ""), path)
+
+
 def _sentence(fault: ValidationError) -> str:
     """The first fault, and how many more there are."""
     faults = fault.errors(include_url=False)

@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 import oracle
+from cases.load import from_caller
 from cases.ops import OPS
 from fast.registry import Unsupported
 from tests import interpreter
@@ -121,7 +122,7 @@ def of_user(request: str) -> Implementation:
 
 
 def _import(place: str, request: str) -> ModuleType:
-    path = Path(place)
+    path = from_caller(place)
     try:
         if path.suffix != ".py":
             return importlib.import_module(place)
@@ -130,7 +131,7 @@ def _import(place: str, request: str) -> ModuleType:
         return _import_file(path.resolve())
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that was not meant to be imported may end the process
         raise UsageError(f"--impl {request}: importing {place} raised {type(error).__name__}: {error}") from error
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fast.backends
-from cases.load import CaseError, load_all
+from cases.load import CaseError, from_caller, load_all
 from cases.ops import OPS
 from cases.schema import Case
 from oracle.report import Context, Outcome, failure
@@ -145,9 +145,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--impl", metavar="OP=PLACE:FUNCTION", help="judge your own function, from FILE.py or a module", **many
     )
     group.addoption("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where kernels run")
-    group.addoption("--verdict-json", metavar="FILE", type=Path, help="write versions, counts and digests here")
-    group.addoption("--dump", metavar="DIR", type=Path, help="write the inputs of failing trials here")
-    group.addoption("--replay", metavar="FILE", type=Path, help="judge the inputs that --dump wrote, and no case")
+    group.addoption("--verdict-json", metavar="FILE", type=from_caller, help="write versions, counts and digests here")
+    group.addoption("--dump", metavar="DIR", type=from_caller, help="write the inputs of failing trials here")
+    group.addoption(
+        "--replay", metavar="FILE", type=from_caller, help="judge the inputs that --dump wrote, and no case"
+    )
     group.addoption("--require", metavar="THING", help=f"fail if this is missing: {', '.join(REQUIRABLE)}", **many)
 
 
@@ -195,6 +197,18 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "missing"
     return found
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests for which the options select nothing; pytest would count each as one unexplained skip."""
+    pointless = [item for item in items if _has_nothing_to_judge(item)]
+    items[:] = [item for item in items if item not in pointless]
+    config.hook.pytest_deselected(items=pointless)
+
+
+def _has_nothing_to_judge(item: pytest.Item) -> bool:
+    judging = isinstance(item, pytest.Function) and {"trial", "law_trial", "kernel_op"} & set(item.fixturenames)
+    return bool(judging) and item.name.endswith("[NOTSET]")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

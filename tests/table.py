@@ -81,4 +81,8 @@ def _summary(results: Sequence[Result]) -> str:
     counts = Counter(result.outcome for result in results)
     cases = len({result.case for result in results if result.tp})
     detail = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome if counts[outcome])
-    return f"{len(results)} verdicts on {cases} cases: {detail or 'none'}"
+    return f"{_count(len(results), 'verdict')} on {_count(cases, 'case')}: {detail or 'none'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cases.digest import digest
+from cases.load import from_caller
 from cases.schema import Case
 from oracle.compare import POISON
 from tests.judge import Failure, digests
@@ -102,8 +103,8 @@ def load(path: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> int:
     """Compare two files; return 0 when their digests agree, 1 when some differ or the runs share no case."""
     parser = argparse.ArgumentParser(prog="python -m tests.verdicts", description=__doc__)
-    parser.add_argument("one", type=Path, metavar="A")
-    parser.add_argument("other", type=Path, metavar="B")
+    parser.add_argument("one", type=from_caller, metavar="A")
+    parser.add_argument("other", type=from_caller, metavar="B")
     options = parser.parse_args(arguments)
     one, other = load(options.one), load(options.other)
     shared = set(one["digests"]) & set(other["digests"])

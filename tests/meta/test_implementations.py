@@ -37,6 +37,20 @@ def test_a_function_in_a_module_is_found() -> None:
     assert of_user("collapse=oracle.collapse:collapse").function is oracle.collapse
 
 
+def test_a_file_is_found_from_where_the_command_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a path read in the project's folder, to which `./run` changes, and not in the caller's."""
+    write(tmp_path, "def mine(residual, pre_mix): ...\n")
+    monkeypatch.setenv("MHC_CALLED_FROM", str(tmp_path))
+    assert of_user("collapse=kernels.py:mine").name == "impl-mine"
+
+
+def test_a_file_that_ends_the_process_is_refused(tmp_path: Path) -> None:
+    """Catches a script without a main guard that ends the whole run while it is imported."""
+    path = write(tmp_path, "raise SystemExit(3)\n")
+    with pytest.raises(UsageError, match=r"importing .* raised SystemExit: 3"):
+        of_user(f"collapse={path}:mine")
+
+
 def test_a_function_that_only_writes_out_is_judged_by_out(tmp_path: Path) -> None:
     path = write(tmp_path, "def mine(residual, pre_mix, *, out):\n    out.copy_(oracle.collapse(residual, pre_mix))\n")
     out = torch.empty(2, 8, dtype=torch.bfloat16)

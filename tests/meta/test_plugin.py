@@ -211,7 +211,7 @@ def test_a_law_reports_as_a_case_does_and_its_command_repeats_it(kernels: Path) 
     command = f"./run check --law layout_independence --subject collapse --impl {own}"
     assert re.search(rf"(?m)^  rerun    {re.escape(command)}$", text)
     again = run(*command.split()[2:], "--device", "cpu", expect=1, tests="tests/test_laws.py")
-    assert "1 verdicts on 0 cases: 1 mismatch" in again
+    assert "1 verdict on 0 cases: 1 mismatch" in again
 
 
 def test_what_is_required_must_be_judged() -> None:

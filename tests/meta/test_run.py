@@ -36,7 +36,7 @@ case "$*" in
         [ -z "${{PIP_SAYS:-}}" ] || {{ echo "$PIP_SAYS"; exit 1; }}
         exit 0 ;;
     "-m tests --"*) ;;
-    "-m tests "*) for each; do echo "[$each]"; done; exit 0 ;;
+    "-m tests "*) for each; do echo "[$each]"; done; [ -z "${{SHOW_CALLER:-}}" ] || echo "$MHC_CALLED_FROM"; exit 0 ;;
 esac
 exec {sys.executable} "$@"
 """
@@ -99,6 +99,11 @@ def house(tmp_path: Path) -> House:
     root.mkdir()
     programs.mkdir()
     return House(root, programs)
+
+
+def test_the_callers_folder_is_handed_on(house: House) -> None:
+    """Catches paths among the arguments that can only be read from the project's folder, to which `run` changes."""
+    assert house.run("check", SHOW_CALLER="1")[1].splitlines()[-1] == str(house.programs)
 
 
 def test_arguments_arrive_as_they_were_given(house: House) -> None:

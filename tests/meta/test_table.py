@@ -67,4 +67,4 @@ def test_laws_have_a_column_of_their_own() -> None:
     lines = render([verdict("a", 1), verdict("repeatability", 0), verdict("empty_batch", 0, Outcome.MISMATCH, "x")])
     assert lines[0].split() == ["op", "backend", "tp", "1", "laws"]
     assert lines[1] == "collapse  triton   exact 1/1  hold 1/2, 1 mismatch"
-    assert lines[-1] == "3 verdicts on 1 cases: 2 exact, 1 mismatch"
+    assert lines[-1] == "3 verdicts on 1 case: 2 exact, 1 mismatch"

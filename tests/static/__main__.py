@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from pathlib import Path
 
+from cases.load import from_caller
 from tests.static import attempts, compiling, records
 from tests.static.allowed import ENTRIES
 from tests.static.records import Verdict
@@ -63,9 +63,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kernels", metavar="MODULE", default="", help="the launches of this module instead")
     made.add_argument("--require", action="append", default=[], choices=LANGUAGES, help="fail where it is unavailable")
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiling processes (default: all cores)")
-    made.add_argument("--keep", metavar="DIR", type=Path, help="leave PTX and machine code here; compiles anew")
-    made.add_argument("--verdict-json", metavar="FILE", type=Path, help="write versions and verdicts here")
-    made.add_argument("--junitxml", metavar="FILE", type=Path, help="write the verdicts here as JUnit XML")
+    made.add_argument("--keep", metavar="DIR", type=from_caller, help="leave PTX and machine code here; compiles anew")
+    made.add_argument("--verdict-json", metavar="FILE", type=from_caller, help="write versions and verdicts here")
+    made.add_argument("--junitxml", metavar="FILE", type=from_caller, help="write the verdicts here as JUnit XML")
     return made
 
 
