@@ -354,7 +354,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 def unmet(required: Sequence[str], results: Sequence[table.Result], reports: Sequence[pytest.TestReport]) -> list[str]:
     """What was required and never judged: no verdict of that backend or, for a GPU, none at all and no GPU test run."""
     judged = [result for result in results if result.outcome != Outcome.SKIPPED]
-    on_gpu = bool(judged) or any("gpu" in one.keywords and one.when == "call" and not one.skipped for one in reports)
+    ran = [one for one in reports if one.when == "call" and not one.skipped]
+    on_gpu = bool(judged) or any({"gpu", "more_than_a_gpu"} & set(one.keywords) for one in ran)
     shown = {result.backend for result in judged} | ({"gpu"} if on_gpu else set())
     return [name for name in required if name not in shown]
 

@@ -327,6 +327,7 @@ def test_a_connection_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.more_than_a_gpu
 def test_two_gpus_equal_the_simulation(tmp_path: Path, device: str) -> None:
     """Catches what only NCCL and compiled kernels do; the schedule's code is the one above."""
     if device != "cuda":
