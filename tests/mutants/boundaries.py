@@ -279,11 +279,13 @@ _ROOTS = {
     "root-one-unit-high": norms.one_unit(reciprocal_rms, 1),
     "root-one-unit-low": norms.one_unit(reciprocal_rms, -1),
     "rms-eps-outside": norms._eps_outside,
+    "root-limited": coefficients.root_limited,
 }
 _EXPS = {
     "approximate-exp": {"exp": norms._hardware_exp},
     "exp-one-unit-high": {"exp": norms.one_unit(exp, 1)},
     "exp-one-unit-low": {"exp": norms.one_unit(exp, -1)},
+    "exp-cut-off": {"exp": coefficients.exp_cut_off},
 }
 _STORES = {"truncating-store": truncated, "round-half-up": up_from_half}
 _BALANCES: dict[str, Function] = {
@@ -291,6 +293,7 @@ _BALANCES: dict[str, Function] = {
     "column-eps-missing": coefficients.column_eps_missing,
     "rows-before-columns": coefficients.rows_before_columns,
     "row-max-skipped": coefficients.row_max_skipped,
+    "row-max-started": coefficients.row_max_started,
     "approximate-division": coefficients.approximate_division,
     "comb-transposed": coefficients.sinkhorn_transposed,
     "reversed-order": partial(oracle.sinkhorn, arithmetic=Arithmetic("mutant", index_order="descending")),
@@ -329,6 +332,7 @@ WRONG_STEPS: dict[str, dict[str, Function]] = {
         ],
         **{kind: during(gates, **replacements) for kind, replacements in _EXPS.items()},
         "sigmoid-rewritten": during(gates, sigmoid=norms._exp_over_sum),
+        "logits-clamped": during(gates, sigmoid=norms.sigmoid_of_clamped),
     },
     "sinkhorn": {
         "scale-base-fused": partial(sinkhorn, fused=True),
@@ -354,6 +358,7 @@ WRONG_STEPS: dict[str, dict[str, Function]] = {
         "norm-weight-folded": partial(norm, product=lambda y, r, w: y.wide * (r * w)),
         "norm-rounded-early": partial(norm, product=lambda y, r, w: widen(round_bf16(y.wide * r)) * w),
         "collapse-rounding-dropped": partial(norm, product=lambda y, r, w: (y.exact * r) * w),
+        "zeros-skipped": partial(norm, product=lambda y, r, w: norms.product_of_some(y.wide, r, w)),
         **{kind: partial(norm, store=store) for kind, store in _STORES.items()},
     },
     "mean": {
@@ -420,6 +425,18 @@ def _made_of(steps: Steps, op: str) -> Function:
     return makers[op](steps) if op in makers else steps.boundary(op)
 
 
+def exps_of(op: str) -> Staged:
+    """The op with one coefficient of exp a unit too large or too small, in its gates or in its Sinkhorn alone."""
+    places = range(len(arith.EXP_POLYNOMIAL) - 2)  # the last two are 1
+    wrong = [coefficients.exp_with(place, step) for place in places for step in (1, -1)]
+    return {
+        "exp-constant-off": {
+            stage: tuple(_made_of(replace(Steps(), **{stage: during(step, exp=one)}), op) for one in wrong)
+            for stage, step in (("gates", gates), ("sinkhorn", sinkhorn))
+        }
+    }
+
+
 def constants_of(op: str) -> Staged:
     """The op with one constant of its config taken from another, fixed, or off by one, by class and stage."""
     found: Staged = {}
@@ -471,7 +488,7 @@ def _fixed(name: str, value: float, _: MhcConfig) -> dict[str, Any]:
 
 
 STAGED: dict[str, Staged] = {
-    **{op: steps_of(op) | constants_of(op) for op in (*BOUNDARIES, "coefficients")},
+    **{op: steps_of(op) | constants_of(op) | exps_of(op) for op in (*BOUNDARIES, "coefficients")},
     "project": steps_of("project"),
     "head": constants_of("head"),
 }

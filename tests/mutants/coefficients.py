@@ -15,11 +15,12 @@ from torch import Tensor
 
 import oracle
 from oracle import MhcConfig
-from oracle.arith import bits, constant, exp, from_bits, sqrt
+from oracle.arith import EXP_POLYNOMIAL, bits, constant, exp, from_bits, sqrt
 from oracle.arithmetic import Arithmetic, Dot
+from oracle.coefficients import reciprocal_rms
 from oracle.norm import SquaresOf
 from oracle.reduce import index_sum
-from tests.mutants.generic import under
+from tests.mutants.generic import patched, replaced, under, zeros_skipped
 
 Function = Callable[..., Any]
 
@@ -95,6 +96,13 @@ def row_max_skipped(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float)
     """Takes exp of the logits as they are: large ones overflow, and all others round elsewhere."""
     eps, none = constant(sinkhorn_eps, logits), constant(0.0, logits)
     return _balance(_rows(exp(logits), none) + eps, eps, sinkhorn_iters)
+
+
+def row_max_started(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+    """Starts the maximum of a row from -1e30 instead of -Inf or its first logit."""
+    eps, none = constant(sinkhorn_eps, logits), constant(0.0, logits)
+    powers = exp(logits - logits.amax(2, keepdim=True).clamp(min=-1e30))
+    return _balance(_rows(powers, none) + eps, eps, sinkhorn_iters)
 
 
 def approximate_exp(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
@@ -187,6 +195,28 @@ def tf32_projection(x: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
     return oracle.project(x, from_bits(bits(fn) & ~0x1FFF))
 
 
+def exp_cut_off(values: Tensor) -> Tensor:
+    """Takes exp between -87 and 88 only, where nothing is subnormal and nothing overflows."""
+    return exp(values.clamp(-87.0, 88.0))
+
+
+def exp_with(place: int, step: int) -> Function:
+    """The suite's exp with one coefficient of its polynomial `step` FP32 units off."""
+    wrong = list(EXP_POLYNOMIAL)
+    wrong[place] = float(from_bits(bits(torch.tensor(wrong[place])) + step))
+
+    def mutant(values: Tensor) -> Tensor:
+        with replaced({"EXP_POLYNOMIAL": tuple(wrong)}):
+            return exp(values)
+
+    return mutant
+
+
+def root_limited(squares: Tensor, numel: int, eps: float) -> Tensor:
+    """Bounds the reciprocal root, so that a row of zeros would stay finite without an epsilon."""
+    return reciprocal_rms(squares, numel, eps).clamp(max=1e10)
+
+
 def squares_swapped(
     residual: Tensor, pre_mix: Tensor, norm_weight: Tensor, *, norm_eps: float, squares_of: SquaresOf
 ) -> Tensor:
@@ -226,6 +256,9 @@ BY_OP: dict[str, dict[str, Function]] = {
         "rounds-off-by-one": sinkhorn_rounds(-1),
         "rows-before-columns": rows_before_columns,
         "row-max-skipped": row_max_skipped,
+        "row-max-started": row_max_started,
+        "exp-cut-off": patched("sinkhorn", exp=exp_cut_off),
+        "exp-constant-off": patched("sinkhorn", exp=exp_with(0, 1)),
         "approximate-exp": approximate_exp,
         "approximate-division": approximate_division,
         "comb-transposed": sinkhorn_transposed,
@@ -239,11 +272,16 @@ BY_OP: dict[str, dict[str, Function]] = {
         "gate-eps-dropped": with_config("coefficients", lambda _: {"hc_pre_eps": 0.0}),
         "rounds-off-by-one": with_config("coefficients", lambda c: {"sinkhorn_iters": c.sinkhorn_iters + 1}),
     },
-    "project": {"split-by-tokens": split_by_tokens, "tf32-projection": tf32_projection},
+    "project": {
+        "split-by-tokens": split_by_tokens,
+        "tf32-projection": tf32_projection,
+        "zeros-skipped": zeros_skipped("project"),
+    },
     "mixes": {
         "rms-eps-outside": rms_eps_outside,
         "rms-eps-fixed": rms_eps_fixed("mixes"),
         "approximate-rsqrt": approximate_rsqrt,
+        "root-limited": patched("mixes", reciprocal_rms=root_limited),
     },
     "norm": {"rms-eps-fixed": rms_eps_fixed("norm")},
     "collapse_norm": {"squares-swapped": squares_swapped, "rms-eps-fixed": rms_eps_fixed("collapse_norm")},

@@ -6,7 +6,7 @@ Each constructor takes an op's name and returns a function with that op's signat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,8 +45,8 @@ def patched(op: str, **replacements: Function) -> Function:
 
 
 @contextmanager
-def replaced(replacements: dict[str, Function]) -> Iterator[None]:
-    """Functions of the oracle replaced by name, wherever the oracle imports them, until the block ends."""
+def replaced(replacements: Mapping[str, object]) -> Iterator[None]:
+    """Functions or constants of the oracle replaced by name, wherever the oracle imports them, until the block ends."""
     modules = [module for name, module in sys.modules.items() if name.startswith("oracle.")]
     places = [(module, name) for module in modules for name in replacements if hasattr(module, name)]
     before = [getattr(module, name) for module, name in places]
@@ -107,6 +107,15 @@ def truncating_store(op: str) -> Function:
 def round_half_up(op: str) -> Function:
     """Rounds ties away from zero."""
     return patched(op, round_bf16=up_from_half)
+
+
+def zeros_skipped(op: str) -> Function:
+    """Takes no step where a weight or a value is 0, as a sparse product does."""
+
+    def product(total: Tensor, weight: Tensor, value: Tensor, *, fused: bool) -> Tensor:
+        return torch.where((weight == 0) | (value == 0), total, add_product(total, weight, value, fused=fused))
+
+    return patched(op, add_product=product)
 
 
 def subnormal_flushed(op: str) -> Function:

@@ -13,12 +13,13 @@ from torch import Tensor
 
 import oracle
 from oracle import MhcConfig
-from oracle.arith import bits, constant, exp, from_bits, packed, round_bf16, sqrt, widen
+from oracle.arith import bits, constant, exp, from_bits, packed, round_bf16, sigmoid, sqrt, widen
 from oracle.arithmetic import CONTRACT_1, Arithmetic, Dot
 from oracle.coefficients import pre_gate, reciprocal_rms
 from oracle.collapse import unrounded_collapse
 from oracle.norm import SquaresOf
 from oracle.reduce import pinned_squares
+from tests.mutants.coefficients import exp_cut_off, root_limited
 from tests.mutants.generic import patched, under
 
 Function = Callable[..., Any]
@@ -90,6 +91,16 @@ def _exp_over_sum(values: Tensor) -> Tensor:
     return power / (constant(1.0, values) + power)
 
 
+def product_of_some(y: Tensor, r: Tensor, w: Tensor) -> Tensor:
+    """Leaves 0 where the row or the weight is 0."""
+    return torch.where((y == 0) | (w == 0), torch.zeros_like(y), (y * r) * w)
+
+
+def sigmoid_of_clamped(values: Tensor) -> Tensor:
+    """Clamps the logit, so that exp neither overflows nor vanishes."""
+    return sigmoid(values.clamp(-80.0, 80.0))
+
+
 def head_in_tf32(residual: Tensor, fn: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     """Cuts the weights to TF32, as a tensor core reads them."""
     return oracle.head(residual, from_bits(bits(fn) & ~0x1FFF), *tensors, **options)
@@ -105,6 +116,7 @@ def _of_the_root(op: str) -> dict[str, Function]:
         "root-one-unit-high": patched(op, reciprocal_rms=one_unit(reciprocal_rms, 1)),
         "root-one-unit-low": patched(op, reciprocal_rms=one_unit(reciprocal_rms, -1)),
         "rms-eps-outside": patched(op, reciprocal_rms=_eps_outside),
+        "root-limited": patched(op, reciprocal_rms=root_limited),
     }
 
 
@@ -113,6 +125,7 @@ def _of_the_product(op: str) -> dict[str, Function]:
     return {
         "norm-weight-first": patched(op, _scaled=_scaled_by(lambda y, r, w: (y * w) * r)),
         "norm-weight-folded": patched(op, _scaled=_scaled_by(lambda y, r, w: y * (r * w))),
+        "zeros-skipped": patched(op, _scaled=_scaled_by(product_of_some)),
         "norm-rounded-early": patched(op, _scaled=_scaled_by(lambda y, r, w: widen(round_bf16(y * r)) * w)),
     }
 
@@ -130,6 +143,8 @@ BY_OP: dict[str, dict[str, Function]] = {
         "approximate-exp": patched("head", exp=_hardware_exp),
         "exp-one-unit-high": patched("head", exp=one_unit(exp, 1)),
         "exp-one-unit-low": patched("head", exp=one_unit(exp, -1)),
+        "exp-cut-off": patched("head", exp=exp_cut_off),
+        "logits-clamped": patched("head", sigmoid=sigmoid_of_clamped),
         "sigmoid-rewritten": patched("head", sigmoid=_exp_over_sum),
         "tf32-projection": head_in_tf32,
     },

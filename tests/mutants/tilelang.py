@@ -464,6 +464,16 @@ _NORMS = (
         ("norm", _SCALED, "o.mul(o.mul(o.widen(rounded[e]), o.widen(factors[e])), factor)"),
     ),
     _plant(
+        "zeros-skipped",
+        "norm",
+        "norm-far-values",
+        (
+            "norm",
+            _SCALED,
+            f"T.if_then_else(o.widen(factors[e]) == o.constant(0.0), o.constant(0.0), {_SCALED})",
+        ),
+    ),
+    _plant(
         "norm-weight-folded",
         "norm",
         "norm-root-units-h96",
@@ -618,6 +628,46 @@ _COEFFICIENTS = (
             ("numerics", f"return {_LAST_OF_EXP}", f"return o.from_bits(o.bits({_LAST_OF_EXP}) {step})"),
         )
         for side, step in _ONE_UNIT
+    ),
+    _plant(
+        "exp-cut-off",
+        "sinkhorn",
+        "sinkhorn-far-logits",
+        ("numerics", "EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0", "EXP_LOWEST, EXP_HIGHEST = -87.0, 88.0"),
+    ),
+    _plant(
+        "exp-constant-off",
+        "sinkhorn",
+        "sinkhorn-far-logits",
+        ("numerics", '("0x1.6a23d0p-10"', '("0x1.6a23d2p-10"'),
+    ),
+    _plant(
+        "logits-clamped",
+        "head",
+        "head-far-logits",
+        (
+            "numerics",
+            "    return o.div(one, o.add(one, exp(o, o.mul(o.constant(-1.0), value))))",
+            "    near = T.alloc_var(F32)\n"
+            "    near = T.if_then_else(value < o.constant(-80.0), o.constant(-80.0), value)\n"
+            "    return o.div(one, o.add(one, exp(o, o.mul(o.constant(-1.0), near))))",
+        ),
+    ),
+    _plant(
+        "row-max-started",
+        "sinkhorn",
+        "sinkhorn-far-logits",
+        (
+            "coefficients",
+            "top = matrix[i, j, 0]",
+            "top = T.if_then_else(matrix[i, j, 0] > o.constant(-1e30), matrix[i, j, 0], o.constant(-1e30))",
+        ),
+    ),
+    _plant(
+        "root-limited",
+        "norm",
+        "norm-subnormal-eps",
+        ("numerics", _ROOT_OF_MEAN, f"T.min({_ROOT_OF_MEAN}, self.constant(1e10))"),
     ),
     _plant(
         "sigmoid-rewritten",
