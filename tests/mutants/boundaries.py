@@ -437,6 +437,25 @@ def exps_of(op: str) -> Staged:
     }
 
 
+def past(tokens: int, step: Function) -> Function:
+    """A sum over H that takes shorter segments in a batch of more than so many tokens."""
+
+    def wrong(read: Sum, *fn: Tensor) -> Any:
+        return step(read, *fn, rule=Dot(segment=256) if read.exact.shape[0] > tokens else CONTRACT_DOT)
+
+    return wrong
+
+
+def splits_of(op: str) -> Staged:
+    """The boundary with another split in its dot products or its squares, by a number of tokens that kernels have."""
+    return {
+        "split-by-tokens": {
+            stage: tuple(Steps(**{stage: past(tokens, step)}).boundary(op) for tokens in (16, 32, 64, 128))
+            for stage, step in (("projection", projection), ("squares", squares))
+        }
+    }
+
+
 def constants_of(op: str) -> Staged:
     """The op with one constant of its config taken from another, fixed, or off by one, by class and stage."""
     found: Staged = {}
@@ -488,7 +507,8 @@ def _fixed(name: str, value: float, _: MhcConfig) -> dict[str, Any]:
 
 
 STAGED: dict[str, Staged] = {
-    **{op: steps_of(op) | constants_of(op) | exps_of(op) for op in (*BOUNDARIES, "coefficients")},
+    **{op: steps_of(op) | constants_of(op) | exps_of(op) | splits_of(op) for op in BOUNDARIES},
+    "coefficients": steps_of("coefficients") | constants_of("coefficients") | exps_of("coefficients"),
     "project": steps_of("project"),
     "head": constants_of("head"),
 }
