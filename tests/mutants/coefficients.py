@@ -15,7 +15,7 @@ from torch import Tensor
 
 import oracle
 from oracle import MhcConfig
-from oracle.arith import EXP_POLYNOMIAL, bits, constant, exp, from_bits, sqrt
+from oracle.arith import EXP_POLYNOMIAL, bits, constant, exp, from_bits, sigmoid, sqrt
 from oracle.arithmetic import Arithmetic, Dot
 from oracle.coefficients import reciprocal_rms
 from oracle.norm import SquaresOf
@@ -212,6 +212,17 @@ def exp_with(place: int, step: int) -> Function:
     return mutant
 
 
+def gate_eps_in_fp64(logits: Tensor, config: MhcConfig) -> Tensor:
+    """sigmoid(z) + 1e-6, where the literal makes the sum FP64."""
+    return (sigmoid(logits).double() + config.hc_pre_eps).float()
+
+
+def mean_eps_in_fp64(squares: Tensor, numel: int, eps: float) -> Tensor:
+    """mean + 1e-6, where the literal makes the sum FP64."""
+    mean = (squares / constant(numel, squares)).double() + eps
+    return constant(1.0, squares) / sqrt(mean.float())
+
+
 def root_limited(squares: Tensor, numel: int, eps: float) -> Tensor:
     """Bounds the reciprocal root, so that a row of zeros would stay finite without an epsilon."""
     return reciprocal_rms(squares, numel, eps).clamp(max=1e10)
@@ -268,6 +279,7 @@ BY_OP: dict[str, dict[str, Function]] = {
     },
     "coefficients": {
         "gates-swapped": gates_swapped,
+        "constant-unrounded": patched("coefficients", pre_gate=gate_eps_in_fp64),
         "post-multiplier-one": with_config("coefficients", lambda _: {"post_mult": 1.0}),
         "gate-eps-dropped": with_config("coefficients", lambda _: {"hc_pre_eps": 0.0}),
         "rounds-off-by-one": with_config("coefficients", lambda c: {"sinkhorn_iters": c.sinkhorn_iters + 1}),
@@ -282,6 +294,7 @@ BY_OP: dict[str, dict[str, Function]] = {
         "rms-eps-fixed": rms_eps_fixed("mixes"),
         "approximate-rsqrt": approximate_rsqrt,
         "root-limited": patched("mixes", reciprocal_rms=root_limited),
+        "constant-unrounded": patched("mixes", reciprocal_rms=mean_eps_in_fp64),
     },
     "norm": {"rms-eps-fixed": rms_eps_fixed("norm")},
     "collapse_norm": {"squares-swapped": squares_swapped, "rms-eps-fixed": rms_eps_fixed("collapse_norm")},

@@ -615,6 +615,13 @@ _COEFFICIENTS = (
         ("coefficients", "o.add(opening, g.pre_eps)", "o.add(opening, g.sinkhorn_eps)"),
     ),
     _plant(
+        "constant-unrounded",
+        "coefficients",
+        "coefficients-gates-near-eps",
+        ("numerics", _ROOT, f"{_ROOT}\ninline float hc_raise(float a) {{ return (float)(a + 1e-6); }}"),
+        ("coefficients", "o.add(opening, g.pre_eps)", 'T.call_extern(F, "hc_raise", opening)'),
+    ),
+    _plant(
         "constant-fixed",
         "coefficients",
         "coefficients-distinct-constants",
