@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,6 +165,7 @@ def _row_word(scene: _Scene) -> str:
 def _single_faults(scene: _Scene, records: list[Arithmetic]) -> Iterator[_Suspect]:
     yield from (_of_record(scene, record) for record in records)
     yield from _misread(scene)
+    yield from _other_constants(scene)
     yield from _misrounded(scene, CONTRACT_1)
 
 
@@ -197,6 +199,28 @@ def _misread(scene: _Scene) -> Iterator[_Suspect]:
     for name in _COEFFICIENTS:
         if name in scene.tensors:
             yield _Suspect(f"{name} rounded to bf16 before use", _rounding_input(scene, name))
+
+
+def _other_constants(scene: _Scene) -> Iterator[_Suspect]:
+    """Contract 1 with one number other than it was called with: a round more or less, an epsilon left out or fixed."""
+    config = scene.params.get("config")
+    given = vars(config) if isinstance(config, oracle.MhcConfig) else scene.params
+    for name, others in _CONSTANTS.items():
+        other: Any
+        for other in others(given[name]) if name in given else ():
+            changed = (
+                {"config": replace(config, **{name: other})} if isinstance(config, oracle.MhcConfig) else {name: other}
+            )
+            wrong = replace(scene, params={**scene.params, **changed})
+            yield _Suspect(f"{name} = {other:g} in place of {given[name]:g}", _calling(wrong))
+
+
+def _calling(scene: _Scene) -> Callable[[Tensors], Tensor]:
+    return lambda tensors: scene.call(tensors, CONTRACT_1)
+
+
+def _other_eps(eps: float) -> tuple[float, ...]:
+    return tuple(other for other in (0.0, 1e-6, 1e-20) if other != eps)
 
 
 def _rounding_input(scene: _Scene, name: str) -> Callable[[Tensors], Tensor]:
@@ -255,6 +279,17 @@ def _mean(tensors: Tensors, record: Arithmetic) -> Tensor:
     total = index_sum(widen(tensors["residual"]).unbind(1), record.mean.order)
     return total / constant(tensors["residual"].shape[1], total)
 
+
+_CONSTANTS: Mapping[str, Callable[[Any], tuple[float, ...]]] = {
+    "sinkhorn_iters": lambda rounds: tuple(n for n in (rounds - 1, rounds + 1, 20) if n > 0 and n != rounds),
+    "sinkhorn_eps": _other_eps,
+    "hc_sinkhorn_eps": _other_eps,
+    "hc_pre_eps": _other_eps,
+    "rms_eps": _other_eps,
+    "norm_eps": _other_eps,
+    "post_mult": lambda factor: tuple(other for other in (1.0, 2.0) if other != factor),
+}
+"""The constants of a call, and for each given value those that kernels take in its place."""
 
 _TAILS: tuple[tuple[str, Rounding, Rounding], ...] = (
     ("without the bf16 rounding of the post", lambda values: values, round_bf16),

@@ -7,6 +7,8 @@ here. Inputs nearly cancel, so that the sequences differ in their bits at all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -235,3 +237,27 @@ def test_unknown_op_and_output_are_named() -> None:
         explain("colapse", {}, torch.ones(1), output="layer_input")
     with pytest.raises(ValueError, match="output must be one of sums, squares for project, got 'sum'"):
         explain("project", {}, torch.ones(1), output="sum")
+
+
+@pytest.mark.parametrize(
+    ("changed", "output"),
+    [
+        ({"sinkhorn_iters": 19}, "comb_mix"),
+        ({"sinkhorn_iters": 21}, "comb_mix"),
+        ({"hc_sinkhorn_eps": 0.0}, "comb_mix"),
+        ({"hc_pre_eps": 0.0}, "pre_mix"),
+        ({"post_mult": 1.0}, "post_mix"),
+    ],
+)
+def test_another_constant_is_named(changed: dict[str, Any], output: str) -> None:
+    """Catches a report that is silent on a constant that a kernel baked in, though one number explains all its bits."""
+    config, random = oracle.MhcConfig.v41(), torch.Generator().manual_seed(5)
+    mixes = torch.randn(TOKENS, 24, generator=random) * 4
+    scale, base = torch.ones(3), torch.zeros(24)
+    tensors = {"mixes": mixes, "hc_scale": scale, "hc_base": base}
+    outputs = oracle.coefficients(mixes, scale, base, config=replace(config, **changed))
+    actual = outputs[OUTPUTS["coefficients"].index(output)]
+    ((name, value),) = changed.items()
+    told = explain("coefficients", tensors, actual, output=output, params={"config": config})
+    assert f"'{name} = {value:g} in place of {getattr(config, name):g}' gives exactly these bits" in told
+    assert all(sentence.startswith(f"'{name} = ") for sentence in told), "epsilons of 0 and 1e-20 may look alike"
