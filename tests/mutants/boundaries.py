@@ -25,7 +25,7 @@ from oracle.norm import SquaresOf
 from oracle.reduce import CONTRACT_DOT, CONTRACT_SUM, add_product, index_sum, pinned_dot, pinned_squares, weighted_sum
 from oracle.streams import unrounded_post
 from tests.mutants import coefficients, norms, orders, streams
-from tests.mutants.generic import Function, replaced, truncated, up_from_half
+from tests.mutants.generic import Function, flush, product_of_some, replaced, truncated, up_from_half
 
 Staged = dict[str, dict[str, tuple[Function, ...]]]
 """By class of fault and stage, every planted way to get that stage wrong."""
@@ -318,6 +318,7 @@ WRONG_STEPS: dict[str, dict[str, Function]] = {
         "unrounded-projection": lambda read, fn: pinned_dot(read.exact, fn.reshape(-1, *read.exact.shape[1:])),
         "tf32-projection": lambda read, fn: projection(read, from_bits(bits(fn) & ~0x1FFF)),
         "double-rounded-fma": during(projection, fma=fma_in_fp64),
+        "zeros-skipped": during(projection, add_product=product_of_some),
     },
     "squares": {
         **{kind: partial(squares, rule=rule) for kind, rule in _DOTS.items()},
@@ -343,6 +344,7 @@ WRONG_STEPS: dict[str, dict[str, Function]] = {
         "fma-contraction": partial(collapse, rule=WeightedSum(contraction="fused")),
         "reversed-order": partial(collapse, rule=WeightedSum(order="descending")),
         "pairwise-order": partial(collapse, rule=WeightedSum(order="pairwise")),
+        "grouped-order": during(collapse, weighted_sum=orders.in_fours),
         "post-rounding-dropped": _unrounded_collapse,
         "mix-rounded": lambda read, pre_mix: collapse(read, *_in_bf16(pre_mix)),
         **{kind: partial(collapse, store=store) for kind, store in _STORES.items()},
@@ -456,6 +458,15 @@ def splits_of(op: str) -> Staged:
     }
 
 
+def flushes_of(op: str) -> Staged:
+    """The op with subnormal weights of its projection read as zero, or the projection's subnormal sums stored so."""
+    wrong: tuple[Function, ...] = (
+        lambda read, fn: projection(read, flush(fn)),
+        lambda read, fn: flush(projection(read, fn)),
+    )
+    return {"flushed-projection": {"projection": tuple(_made_of(Steps(projection=one), op) for one in wrong)}}
+
+
 def constants_of(op: str) -> Staged:
     """The op with one constant of its config taken from another, fixed, or off by one, by class and stage."""
     found: Staged = {}
@@ -480,7 +491,8 @@ def _changes(name: str) -> dict[str, tuple[Function, ...]]:
         kind: tuple(partial(_fixed, name, value) for value in FIXED[kind, of]) for kind, of in FIXED if of == name
     }
     if name == "sinkhorn_iters":
-        return fixed | {"rounds-off-by-one": tuple(partial(_more_rounds, extra) for extra in (1, -1))}
+        off = tuple(partial(_more_rounds, extra) for extra in (1, -1))
+        return fixed | {"rounds-off-by-one": off, "rounds-capped": (_at_most_20,)}
     if name in ("rms_eps", "norm_eps"):
         fixed |= {"rms-eps-fixed": (partial(_other_model, name),)}
     if name in EPSILONS:
@@ -502,13 +514,17 @@ def _more_rounds(extra: int, config: MhcConfig) -> dict[str, Any]:
     return {"sinkhorn_iters": config.sinkhorn_iters + extra}
 
 
+def _at_most_20(config: MhcConfig) -> dict[str, Any]:
+    return {"sinkhorn_iters": min(config.sinkhorn_iters, 20)}
+
+
 def _fixed(name: str, value: float, _: MhcConfig) -> dict[str, Any]:
     return {name: value}
 
 
 STAGED: dict[str, Staged] = {
-    **{op: steps_of(op) | constants_of(op) | exps_of(op) | splits_of(op) for op in BOUNDARIES},
+    **{op: steps_of(op) | constants_of(op) | exps_of(op) | splits_of(op) | flushes_of(op) for op in BOUNDARIES},
     "coefficients": steps_of("coefficients") | constants_of("coefficients") | exps_of("coefficients"),
-    "project": steps_of("project"),
+    "project": steps_of("project") | flushes_of("project"),
     "head": constants_of("head"),
 }

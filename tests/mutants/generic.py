@@ -111,19 +111,22 @@ def round_half_up(op: str) -> Function:
 
 def zeros_skipped(op: str) -> Function:
     """Takes no step where a weight or a value is 0, as a sparse product does."""
+    return patched(op, add_product=product_of_some)
 
-    def product(total: Tensor, weight: Tensor, value: Tensor, *, fused: bool) -> Tensor:
-        return torch.where((weight == 0) | (value == 0), total, add_product(total, weight, value, fused=fused))
 
-    return patched(op, add_product=product)
+def product_of_some(total: Tensor, weight: Tensor, value: Tensor, *, fused: bool) -> Tensor:
+    """Leaves the total where the weight or the value is 0."""
+    return torch.where((weight == 0) | (value == 0), total, add_product(total, weight, value, fused=fused))
+
+
+def flush(values: Tensor) -> Tensor:
+    """Subnormal values as zero of their sign."""
+    tiny = torch.finfo(values.dtype).smallest_normal
+    return torch.where(values.abs() < tiny, values * 0, values)
 
 
 def subnormal_flushed(op: str) -> Function:
     """Runs in flush-to-zero mode: subnormal inputs, products, sums and results become zero of their sign."""
-
-    def flush(values: Tensor) -> Tensor:
-        tiny = torch.finfo(values.dtype).smallest_normal
-        return torch.where(values.abs() < tiny, values * 0, values)
 
     def product(total: Tensor, weight: Tensor, value: Tensor, *, fused: bool) -> Tensor:
         return flush(add_product(total, flush(weight), flush(value), fused=fused))
@@ -132,7 +135,7 @@ def subnormal_flushed(op: str) -> Function:
         op,
         add_product=product,
         round_bf16=lambda values: flush(round_bf16(flush(values))),
-        index_sum=_flushed_sum(flush),
+        index_sum=_flushed_sum,
     )
 
     def mutant(*tensors: Tensor, **options: Any) -> Any:
@@ -142,11 +145,8 @@ def subnormal_flushed(op: str) -> Function:
     return mutant
 
 
-def _flushed_sum(flush: Callable[[Tensor], Tensor]) -> Function:
-    def total(terms: Any, order: Any = "ascending") -> Tensor:
-        return flush(index_sum([flush(term) for term in terms], order))
-
-    return total
+def _flushed_sum(terms: Any, order: Any = "ascending") -> Tensor:
+    return flush(index_sum([flush(term) for term in terms], order))
 
 
 def nan_lost(op: str) -> Function:

@@ -20,7 +20,7 @@ from oracle.collapse import unrounded_collapse
 from oracle.norm import SquaresOf
 from oracle.reduce import CONTRACT_DOT, pinned_dot, pinned_squares
 from tests.mutants.coefficients import exp_cut_off, root_limited
-from tests.mutants.generic import patched, under
+from tests.mutants.generic import flush, patched, under, zeros_skipped
 
 Function = Callable[..., Any]
 
@@ -106,6 +106,11 @@ def head_in_tf32(residual: Tensor, fn: Tensor, *tensors: Tensor, **options: Any)
     return oracle.head(residual, from_bits(bits(fn) & ~0x1FFF), *tensors, **options)
 
 
+def flushed_dot(streams: Tensor, fn: Tensor, rule: Dot = CONTRACT_DOT) -> Tensor:
+    """Reads subnormal weights as zero."""
+    return pinned_dot(streams, flush(fn), rule)
+
+
 def split_by_tokens(streams: Tensor, fn: Tensor, rule: Dot = CONTRACT_DOT) -> Tensor:
     """Takes shorter segments in a batch of more than 128 tokens."""
     return pinned_dot(streams, fn, Dot(segment=256) if streams.shape[0] > 128 else rule)
@@ -152,6 +157,8 @@ BY_OP: dict[str, dict[str, Function]] = {
         "logits-clamped": patched("head", sigmoid=sigmoid_of_clamped),
         "sigmoid-rewritten": patched("head", sigmoid=_exp_over_sum),
         "tf32-projection": head_in_tf32,
+        "flushed-projection": patched("head", pinned_dot=flushed_dot),
+        "zeros-skipped": zeros_skipped("head"),
         "split-by-tokens": patched("head", pinned_dot=split_by_tokens),
     },
 }

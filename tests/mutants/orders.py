@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from cases.ops import OPS
 from oracle.arith import fma
 from oracle.arithmetic import FIELDS, Dot, Mean, Post, WeightedSum
-from oracle.reduce import add_product
+from oracle.reduce import CONTRACT_SUM, add_product, index_sum, weighted_sum
 from tests.mutants.generic import Function, patched, under
 
 # By class of fault, how each field of an `Arithmetic` departs from the contract.
@@ -44,6 +45,8 @@ def departures(op: str) -> dict[str, dict[str, Function]]:
     for kind, rules in _DEPARTURES.items():
         for field in rules.keys() & set(FIELDS[op]):
             found.setdefault(kind, {})[_stage(op, field)] = under(op, **{field: rules[field]})
+    if "collapse" in OPS[op].stages:
+        found["grouped-order"] = {"collapse": patched(op, weighted_sum=in_fours)}
     if op in ("post", "draft_tail"):
         found["other-product-fused"] = {"post": patched(op, _post_sum=other_product_fused)}
     return found
@@ -57,6 +60,12 @@ def _stage(op: str, field: str) -> str:
     if field == "dot":
         return "norm-squares" if "norm-squares" in OPS[op].stages else ""
     return _STAGES.get(field, field)
+
+
+def in_fours(weights: Sequence[Tensor], values: Sequence[Tensor], _: WeightedSum = CONTRACT_SUM) -> Tensor:
+    """Sums four streams at a time, each four from +0, and then these sums."""
+    fours = (slice(first, first + 4) for first in range(0, len(values), 4))
+    return index_sum([weighted_sum(weights[four], values[four]) for four in fours])
 
 
 def other_product_fused(weight: Tensor, x: Tensor, terms: list[tuple[Tensor, Tensor]], _: Post) -> Tensor:

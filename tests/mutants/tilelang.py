@@ -277,6 +277,30 @@ _STREAM_SUMS = (
         ),
     ),
     _plant(
+        "grouped-order",
+        "pre",
+        "pre-collapse-order-n8",
+        (
+            "collapse",
+            "    clear(o, v, total)\n    for i in o.loop(n):\n",
+            "    fours = T.alloc_local((v,), F)\n"
+            "    clear(o, v, fours)\n"
+            "    clear(o, v, total)\n"
+            "    for i in o.loop(n):\n"
+            "        if i % 4 == 0:\n"
+            "            for e in T.unroll(v):\n"
+            "                fours[e] = o.add(fours[e], total[e])\n"
+            "            clear(o, v, total)\n",
+        ),
+        (
+            "collapse",
+            "    round_to(o, v, total, stream)",
+            "    for e in T.unroll(v):\n"
+            "        total[e] = o.add(fours[e], total[e])\n"
+            "    round_to(o, v, total, stream)",
+        ),
+    ),
+    _plant(
         "first-term-fused",
         "post",
         "post-opposing",
@@ -421,6 +445,17 @@ _PROJECTIONS = (
         ),
     ),
     _plant(
+        "flushed-projection",
+        "pre",
+        "pre-subnormal-weights",
+        (
+            "sweep",
+            "o.fma(weights[e], values[i, e], dots[i, m, first + e])",
+            "o.fma(T.if_then_else(o.bits(weights[e]) & 0x7F800000 == 0, o.constant(0.0), weights[e]),"
+            " values[i, e], dots[i, m, first + e])",
+        ),
+    ),
+    _plant(
         "split-by-tokens",
         "project",
         "project-threshold-t16",
@@ -559,6 +594,12 @@ _COEFFICIENTS = (
         "coefficients",
         "coefficients-upstream-constants",
         ("coefficients", "T.serial(g.iters - 1)", "T.serial(g.iters)"),
+    ),
+    _plant(
+        "rounds-capped",
+        "coefficients",
+        "coefficients-rounds-40",
+        ("coefficients", "T.serial(g.iters - 1)", "T.serial(T.min(g.iters, 20) - 1)"),
     ),
     _plant("rows-before-columns", "sinkhorn", "sinkhorn-normal", ("coefficients", _BALANCE, _ROWS_LAST)),
     _plant(
