@@ -14,8 +14,10 @@ import subprocess
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-# What one worker may take of its GPU: full-size inputs, their results, and the oracle's temporaries.
-WORKER_BYTES = 16 << 30
+# What one worker needs of its GPU: full-size inputs, their results and the oracle's temporaries; and CUDA itself.
+WORKER_BYTES, CUDA_BYTES = 5 << 30, 1 << 30
+# What is kept for tensors past 2^31 elements, which the workers of a GPU hold in turn (`tests.memory`).
+TURN_BYTES = 24 << 30
 # How many GPUs all workers share, kept for a worker before it is shown its own alone.
 GPU_COUNT = "MHC_GPU_COUNT"
 CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TILELANG_CACHE_DIR", "TILELANG_TMP_DIR")
@@ -69,23 +71,29 @@ def visible_gpus(visible: str | None, gpus: Sequence[str]) -> list[str]:
     return [entry.strip() for entry in visible.split(",") if entry.strip()]
 
 
-def workers_for(cores: int, gpus: int, bytes_each: int, need: int = WORKER_BYTES) -> int:
+def workers_for(cores: int, gpus: int, bytes_each: int, need: int = WORKER_BYTES + CUDA_BYTES) -> int:
     """How many workers suit a machine with GPUs: as many as its cores run and its GPUs' memory holds, at least one.
 
-    ``bytes_each`` is the memory of its smallest GPU, ``need`` what a worker takes. ValueError for a need below 1.
+    ``bytes_each`` is the memory of its smallest GPU, of which one part is kept for turns, ``need`` what a worker takes.
+    ValueError for a need below 1.
     """
     if need < 1:
         raise ValueError(f"workers_for: need must be at least 1 byte, got {need}")
-    return max(1, min(cores, gpus * (max(bytes_each, 0) // need)))
+    return max(1, min(cores, gpus * max(1, max(bytes_each - TURN_BYTES, 0) // need)))
 
 
-def share_of_gpu(env: Mapping[str, str]) -> float:
-    """The part of its GPU's memory that this process may take, from what `prepare` and xdist left in ``env``.
+def shares_of_gpu(env: Mapping[str, str], total: int) -> tuple[float, float]:
+    """The parts of its GPU's ``total`` bytes that this process may take: always, and while it is its turn.
 
-    Workers are dealt out to the GPUs in turn, so a GPU has one for each full or begun round of them.
+    Read from what `prepare` and xdist left in ``env``. Workers are dealt out to the GPUs in turn, so a GPU has one for
+    each full or begun round of them. Where more are asked for than suit the memory, they divide it, and no turn helps.
     """
     workers, gpus = int(env.get("PYTEST_XDIST_WORKER_COUNT", "1")), int(env.get(GPU_COUNT, "1"))
-    return 1.0 / max(1, -(-workers // max(1, gpus)))
+    neighbours = max(1, -(-workers // max(1, gpus)))
+    own = (total - TURN_BYTES) / neighbours - CUDA_BYTES
+    if neighbours == 1 or own < WORKER_BYTES:
+        return 1.0 / neighbours, 1.0 / neighbours
+    return own / total, (own + TURN_BYTES) / total
 
 
 def gpu_bytes() -> int:

@@ -23,7 +23,7 @@ from cases.ops import OPS
 from cases.schema import Case
 from oracle.report import Context, Outcome, failure
 from oracle.sp import TP_SIZES
-from tests import environment, table
+from tests import environment, memory, table
 from tests.implementations import Implementation, UsageError, of_backend, of_oracle, of_user
 from tests.laws import LAWS, applies
 from tests.reports import context_of, explain_error
@@ -229,9 +229,7 @@ def device(pytestconfig: pytest.Config) -> str:
     """Where kernels run: "cpu" or "cuda"; workers that share a GPU are each held to a part of its memory."""
     chosen = pytestconfig.stash[SESSION].device
     if chosen == "cuda":
-        import torch
-
-        torch.cuda.set_per_process_memory_fraction(environment.share_of_gpu(os.environ))
+        memory.hold_to_share()
     return chosen
 
 

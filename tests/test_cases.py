@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
+from cases.schema import Case
+from tests import memory
 from tests.implementations import REFUSALS
 from tests.judge import built, digests, judge, skip_reason
 from tests.plugin import DIGESTS, Mismatch, Session
@@ -23,9 +25,15 @@ from tests.verdicts import found_digests
 
 def test_case(trial: Trial, session: Session, device: str, record_property: Callable[[str, object], None]) -> None:
     """One verdict; catches whatever the case's ``catches`` names, on any backend."""
-    case = trial.case
-    if case.size == "large" and device == "cpu":
+    if trial.case.size == "large" and device == "cpu":
         pytest.skip("a large case: it needs a GPU")
+    with memory.turn(device, wanted=is_far(trial.case)):
+        judge_trial(trial, session, device, record_property)
+
+
+def judge_trial(trial: Trial, session: Session, device: str, record_property: Callable[[str, object], None]) -> None:
+    """Raise Mismatch with a report where a kernel has other bits than the oracle, or the oracle than the case's."""
+    case = trial.case
     implementation = session.implementation(case.op, trial.backend)
     try:
         failures = judge(case, implementation, trial.tp, device=device)
@@ -41,6 +49,11 @@ def test_case(trial: Trial, session: Session, device: str, record_property: Call
         raise Mismatch(text, cause)
     if session.replay is None:
         require_blessed(trial, device)
+
+
+def is_far(case: Case) -> bool:
+    """Whether an input spans more than 2^31 elements."""
+    return any(case.made_by(argument.name).layout == "far" for argument in case.arguments)
 
 
 def require_blessed(trial: Trial, device: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from fast import torch_ops
 from oracle.arith import bits
 from oracle.compare import POISON, compare
 from oracle.report import Context, report
-from tests import environment
 from tests.inputs import inputs
 from tests.plugin import versions
 from tests.static.launches import CHOSEN, Call
@@ -128,14 +126,6 @@ class Guarded:
             pattern = bits(buffer)
             bands = torch.cat([pattern[:GUARD], pattern[-GUARD:]])
             assert bool((bands == POISON[buffer.dtype]).all()), "wrote outside an output"
-
-
-def free_bytes() -> int:
-    """Memory that this process may still take on its GPU."""
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    mine = total * environment.share_of_gpu(os.environ) - torch.cuda.memory_allocated()
-    return int(min(free, mine))
 
 
 __all__ = ["Call", "Guarded", "arguments", "inputs", "largest", "reference", "require_same", "rows", "run"]

@@ -10,7 +10,8 @@ import pytest
 
 import fast
 from cases.ops import OPS
-from tests.gpu.full_size import GIB, free_bytes, inputs, largest, picked, reference, require_same, rows, run, to
+from tests import memory
+from tests.gpu.full_size import GIB, inputs, largest, picked, reference, require_same, rows, run, to
 
 HIDDEN, STREAMS = 7168, 4
 LIMIT = 1 << 31
@@ -30,14 +31,20 @@ def test_offsets_past_32_bits(kernel_op: str, kernel_backend: str, device: str) 
     """Catches an offset computed in 32 bits: rows past the limit come from, or go to, somewhere else."""
     op = OPS[kernel_op]
     dims = [*(argument.dims for argument in op.arguments), *(output.dims for output in op.outputs)]
-    call = largest(kernel_op, TOKENS, HIDDEN, STREAMS)
     needed = 2 * LIMIT * dims.count(("T", "n", "H")) + 5 * GIB
-    if free_bytes() < needed:
-        pytest.skip(f"needs {needed / GIB:.0f} GiB of GPU memory, {free_bytes() / GIB:.0f} are free")
+    with memory.turn(device):
+        if (free := memory.free_bytes()) < needed:
+            pytest.skip(f"needs {needed / GIB:.0f} GiB of GPU memory, {free / GIB:.0f} are free")
+        judge_sample(kernel_op, kernel_backend, device)
+
+
+def judge_sample(op: str, backend: str, device: str) -> None:
+    """Compare the sampled rows with the CPU's; the big tensors end with this call."""
+    call = largest(op, TOKENS, HIDDEN, STREAMS)
     tensors = inputs(call, device)
-    actual = run(fast.kernel(kernel_op, kernel_backend), call, tensors)
+    actual = run(fast.kernel(op, backend), call, tensors)
     chosen = sample()
     few = rows(call, tensors, chosen)
     mine = tuple(output.cpu() for output in picked(call, actual, chosen))
-    expected = reference(largest(kernel_op, len(chosen), HIDDEN, STREAMS), to("cpu", few))
+    expected = reference(largest(op, len(chosen), HIDDEN, STREAMS), to("cpu", few))
     require_same(call, mine, expected, "past 2^31 elements")

@@ -11,7 +11,7 @@ from tests.environment import (
     gpu_of_worker,
     physical_gpus,
     prepare,
-    share_of_gpu,
+    shares_of_gpu,
     visible_gpus,
     workers_for,
 )
@@ -80,20 +80,21 @@ def test_workers_on_gpus_share_what_was_compiled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cores", "gpus", "memory", "expected"),
     [
-        (16, 1, 139 * GIB, 8),
+        (16, 1, 139 * GIB, 16),
         (4, 1, 139 * GIB, 4),
-        (128, 8, 139 * GIB, 64),
+        (128, 8, 139 * GIB, 128),
+        (64, 1, 80 * GIB, 9),
         (16, 2, 24 * GIB, 2),
         (16, 1, 15 * GIB, 1),
         (16, 1, 0, 1),
-        (16, 2, -5, 1),
+        (16, 2, -5, 2),
         (0, 1, 139 * GIB, 1),
         (16, 0, 139 * GIB, 1),
     ],
 )
 def test_a_gpu_machine_gets_as_many_workers_as_it_holds(cores: int, gpus: int, memory: int, expected: int) -> None:
-    """Catches a worker for each core of a machine whose GPU has room for two, and a count of zero or below."""
-    assert workers_for(cores, gpus, memory, 16 * GIB) == expected
+    """Catches a worker for each core of a machine whose GPU has room for nine, and a count of zero or below."""
+    assert workers_for(cores, gpus, memory) == expected
 
 
 @pytest.mark.parametrize("need", [0, -1])
@@ -104,23 +105,24 @@ def test_a_worker_needs_memory(need: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "share"),
+    ("env", "total", "shares"),
     [
-        ({}, 1.0),
-        ({"PYTEST_XDIST_WORKER_COUNT": "8", "MHC_GPU_COUNT": "1"}, 1 / 8),
-        ({"PYTEST_XDIST_WORKER_COUNT": "2", "MHC_GPU_COUNT": "2"}, 1.0),
-        ({"PYTEST_XDIST_WORKER_COUNT": "5", "MHC_GPU_COUNT": "2"}, 1 / 3),
-        ({"PYTEST_XDIST_WORKER_COUNT": "0", "MHC_GPU_COUNT": "0"}, 1.0),
+        ({}, 139, (139, 139)),
+        ({"PYTEST_XDIST_WORKER_COUNT": "16", "MHC_GPU_COUNT": "1"}, 136, (6, 30)),
+        ({"PYTEST_XDIST_WORKER_COUNT": "2", "MHC_GPU_COUNT": "2"}, 24, (24, 24)),
+        ({"PYTEST_XDIST_WORKER_COUNT": "5", "MHC_GPU_COUNT": "2"}, 48, (7, 31)),
+        ({"PYTEST_XDIST_WORKER_COUNT": "3", "MHC_GPU_COUNT": "1"}, 24, (8, 8)),
+        ({"PYTEST_XDIST_WORKER_COUNT": "0", "MHC_GPU_COUNT": "0"}, 24, (24, 24)),
     ],
 )
-def test_workers_divide_the_memory_of_their_gpu(env: dict[str, str], share: float) -> None:
-    """Catches shares of one GPU that add up to more than it has, and a share of one GPU taken for that of all."""
-    assert share_of_gpu(env) == share
+def test_workers_divide_the_memory_of_their_gpu(env: dict[str, str], total: int, shares: tuple[int, int]) -> None:
+    """Catches shares that add up, with one turn, to more than a GPU has, and one GPU taken for all of them."""
+    assert [round(share * total, 6) for share in shares_of_gpu(env, total * GIB)] == list(shares)
 
 
 def test_a_worker_knows_how_many_gpus_all_workers_share(tmp_path: Path) -> None:
     """Catches a worker that sees its own GPU alone and takes its memory for itself and no other."""
     env = {"PYTEST_XDIST_WORKER": "gw3", "CUDA_VISIBLE_DEVICES": "4,6", "PYTEST_XDIST_WORKER_COUNT": "4"}
     prepare(env, cache=tmp_path, gpus=["0", "1", "2", "3"])
-    assert (env["CUDA_VISIBLE_DEVICES"], share_of_gpu(env)) == ("6", 0.5)
+    assert (env["CUDA_VISIBLE_DEVICES"], shares_of_gpu(env, 24 * GIB)) == ("6", (0.5, 0.5))
     assert visible_gpus("", ["0"]) == []
