@@ -27,7 +27,8 @@ def faults(case: Case) -> Iterator[str]:
 
 def _expected(case: Case) -> Iterator[str]:
     if case.expected is None:
-        yield f"expected: digests under contract {CONTRACT} needed, got none; run `./run cases bless {case.name}`"
+        bless = f"./run cases bless {case.name} --reason WHY"
+        yield f"expected: digests under contract {CONTRACT} needed, got none; run `{bless}`"
 
 
 def _size(case: Case) -> Iterator[str]:

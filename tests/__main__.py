@@ -96,7 +96,7 @@ def _hard_limit(rest: Sequence[str]) -> tuple[str, ...]:
 
 def usage() -> str:
     """The text of `./run` alone: every job with its one line."""
-    rows = [f"  {name:<8}{job.summary}" for name, job in JOBS.items()]
+    rows = [f"  {name:<10}{job.summary}" for name, job in JOBS.items()]
     ending = "Arguments go to pytest; cases, power, static and verdicts explain theirs with --help."
     return "\n".join(["usage: ./run JOB [arguments]", "", *rows, "", ending])
 

@@ -377,7 +377,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     session, reports = config.stash[SESSION], _reports(config) or []
     results = _results(reports)
     target = config.getoption("verdict_json")
-    if target is not None:
+    if target is not None and not hasattr(config, "workerinput"):  # which has a part of the verdicts only
         _write_verdicts(target, results, reports, config)
     missing = [] if config.getoption("collectonly") else unmet(session.required, results, reports)
     if results or missing:

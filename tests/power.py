@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cases.load import load_all
@@ -137,8 +138,9 @@ def fails(mutant: Mutant, case: Case, tp: int) -> list[Failure] | str:
         return str(error)
 
 
-def main() -> int:
-    """Print the table; return 1 when a flagship's case does not catch its mutant."""
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; return 1 when a flagship's case does not catch its mutant. It takes no option but --help."""
+    argparse.ArgumentParser(prog="./run power", description=__doc__).parse_args(arguments)
     cases = {case.name: case for case in load_all()}
     rows = [("wrong kernel", "op", "case", "tp", "values that differ", "with random data")]
     missed = False
@@ -170,4 +172,4 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

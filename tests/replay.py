@@ -47,7 +47,8 @@ def dump(folder: Path, case: Case, backend: str, tp: int, failures: Sequence[Fai
     path = folder / f"{case.name}-{backend}-tp{tp}.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={KEY: json.dumps(about)})
     cut = f", tokens {first} to {first + count - 1} of {case.tokens}" if count != case.tokens else ""
-    return f"inputs written{cut}: ./run check --replay {path}"
+    own = " and the same --impl" if backend.startswith("impl-") else ""
+    return f"inputs written{cut}: ./run check --replay {path}{own}"
 
 
 def load(path: Path) -> tuple[Case, Inputs]:

@@ -13,7 +13,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cases.digest import digest
 from cases.load import from_caller
@@ -90,19 +90,28 @@ def introduction(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[s
 
 
 def load(path: Path) -> dict[str, Any]:
-    """One run's verdicts. Raises SystemExit with a sentence for a file that holds none."""
+    """One run's verdicts. Ends with a sentence and status 2 for a file that holds none."""
     try:
         run: dict[str, Any] = json.loads(path.read_text())
-        if run["schema"] == SCHEMA and isinstance(run["digests"], dict):
-            return run
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise SystemExit(f"verdicts: {path} is no file of --verdict-json, schema {SCHEMA}")
+        known = run["schema"] == SCHEMA and isinstance(run["digests"], dict)
+    except OSError as error:
+        refuse(f"{path} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        refuse(f"{path} is no file of --verdict-json, schema {SCHEMA}")
+    return run
+
+
+def refuse(sentence: str) -> NoReturn:
+    """End with status 2, which is not the 1 of runs that differ."""
+    print(f"verdicts: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compare two files; return 0 when their digests agree, 1 when some differ or the runs share no case."""
-    parser = argparse.ArgumentParser(prog="python -m tests.verdicts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="./run verdicts", description=__doc__)
     parser.add_argument("one", type=from_caller, metavar="A")
     parser.add_argument("other", type=from_caller, metavar="B")
     options = parser.parse_args(arguments)

@@ -149,5 +149,8 @@ def test_runs_without_a_common_case_do_not_agree(tmp_path: Path, capsys: pytest.
     assert verdicts.main([str(one), str(other)]) == 1
     assert "0 cases in both" in capsys.readouterr().out
     other.write_text("{}")
-    with pytest.raises(SystemExit, match="no file of --verdict-json"):
-        verdicts.main([str(one), str(other)])
+    for file, says in ((other, "no file of --verdict-json"), (tmp_path / "none.json", "cannot be read: No such file")):
+        with pytest.raises(SystemExit) as ended:
+            verdicts.main([str(one), str(file)])
+        assert ended.value.code == 2, "not the status of runs that differ"
+        assert says in capsys.readouterr().err
