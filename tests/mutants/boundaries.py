@@ -274,15 +274,15 @@ _DOTS = {
     "strided-tree": Dot(lane_sum="distant"),
 }
 _ROOTS = {
-    "approximate-rsqrt": norms._root_in_one_step,
-    "approximate-division": norms._mean_by_reciprocal,
+    "approximate-rsqrt": norms.root_in_one_step,
+    "approximate-division": norms.mean_by_reciprocal,
     "root-one-unit-high": norms.one_unit(reciprocal_rms, 1),
     "root-one-unit-low": norms.one_unit(reciprocal_rms, -1),
-    "rms-eps-outside": norms._eps_outside,
+    "rms-eps-outside": norms.eps_outside,
     "root-limited": coefficients.root_limited,
 }
 _EXPS = {
-    "approximate-exp": {"exp": norms._hardware_exp},
+    "approximate-exp": {"exp": norms.hardware_exp},
     "exp-one-unit-high": {"exp": norms.one_unit(exp, 1)},
     "exp-one-unit-low": {"exp": norms.one_unit(exp, -1)},
     "exp-cut-off": {"exp": coefficients.exp_cut_off},
@@ -332,7 +332,7 @@ WRONG_STEPS: dict[str, dict[str, Function]] = {
             :2
         ],
         **{kind: during(gates, **replacements) for kind, replacements in _EXPS.items()},
-        "sigmoid-rewritten": during(gates, sigmoid=norms._exp_over_sum),
+        "sigmoid-rewritten": during(gates, sigmoid=norms.exp_over_sum),
         "logits-clamped": during(gates, sigmoid=norms.sigmoid_of_clamped),
     },
     "sinkhorn": {

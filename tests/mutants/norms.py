@@ -34,19 +34,19 @@ def one_unit(function: Function, step: int) -> Function:
     return mutant
 
 
-def _root_in_one_step(squares: Tensor, numel: int, eps: float) -> Tensor:
+def root_in_one_step(squares: Tensor, numel: int, eps: float) -> Tensor:
     """1 / sqrt with one rounding, as a reciprocal root does even where it is correctly rounded."""
     mean = squares / constant(numel, squares) + constant(eps, squares)
     return (1 / mean.double().sqrt()).float()
 
 
-def _mean_by_reciprocal(squares: Tensor, numel: int, eps: float) -> Tensor:
+def mean_by_reciprocal(squares: Tensor, numel: int, eps: float) -> Tensor:
     """Multiplies by a rounded 1 / H, as a compiler does for a constant H."""
     mean = squares * (constant(1.0, squares) / constant(numel, squares))
     return constant(1.0, squares) / sqrt(mean + constant(eps, squares))
 
 
-def _eps_outside(squares: Tensor, numel: int, eps: float) -> Tensor:
+def eps_outside(squares: Tensor, numel: int, eps: float) -> Tensor:
     """1 / (sqrt(mean) + eps)."""
     return constant(1.0, squares) / (sqrt(squares / constant(numel, squares)) + constant(eps, squares))
 
@@ -80,12 +80,12 @@ def _gates_rounded(logits: Tensor, config: MhcConfig) -> Tensor:
     return widen(round_bf16(pre_gate(logits, config)))
 
 
-def _hardware_exp(values: Tensor) -> Tensor:
+def hardware_exp(values: Tensor) -> Tensor:
     """2 ** (x * log2 e), the product rounded first."""
     return torch.exp2((values * constant(1.4426950408889634, values)).double()).float()
 
 
-def _exp_over_sum(values: Tensor) -> Tensor:
+def exp_over_sum(values: Tensor) -> Tensor:
     """exp(z) / (1 + exp(z)): the same number, other roundings."""
     power = exp(values)
     return power / (constant(1.0, values) + power)
@@ -121,11 +121,11 @@ def _of_the_root(op: str) -> dict[str, Function]:
     return {
         "lane-count-changed": under(op, dot=Dot(lanes=32)),
         "segment-length-changed": under(op, dot=Dot(segment=256)),
-        "approximate-division": patched(op, reciprocal_rms=_mean_by_reciprocal),
-        "approximate-rsqrt": patched(op, reciprocal_rms=_root_in_one_step),
+        "approximate-division": patched(op, reciprocal_rms=mean_by_reciprocal),
+        "approximate-rsqrt": patched(op, reciprocal_rms=root_in_one_step),
         "root-one-unit-high": patched(op, reciprocal_rms=one_unit(reciprocal_rms, 1)),
         "root-one-unit-low": patched(op, reciprocal_rms=one_unit(reciprocal_rms, -1)),
-        "rms-eps-outside": patched(op, reciprocal_rms=_eps_outside),
+        "rms-eps-outside": patched(op, reciprocal_rms=eps_outside),
         "root-limited": patched(op, reciprocal_rms=root_limited),
     }
 
@@ -150,12 +150,12 @@ BY_OP: dict[str, dict[str, Function]] = {
     "head": {
         **_of_the_root("head"),
         "mix-rounded": patched("head", pre_gate=_gates_rounded),
-        "approximate-exp": patched("head", exp=_hardware_exp),
+        "approximate-exp": patched("head", exp=hardware_exp),
         "exp-one-unit-high": patched("head", exp=one_unit(exp, 1)),
         "exp-one-unit-low": patched("head", exp=one_unit(exp, -1)),
         "exp-cut-off": patched("head", exp=exp_cut_off),
         "logits-clamped": patched("head", sigmoid=sigmoid_of_clamped),
-        "sigmoid-rewritten": patched("head", sigmoid=_exp_over_sum),
+        "sigmoid-rewritten": patched("head", sigmoid=exp_over_sum),
         "tf32-projection": head_in_tf32,
         "flushed-projection": patched("head", pinned_dot=flushed_dot),
         "zeros-skipped": zeros_skipped("head"),
