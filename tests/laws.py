@@ -122,12 +122,13 @@ def token_independence(bench: Bench) -> Iterator[str]:
 def _batch_sizes(bench: Bench) -> Iterator[str]:
     """The first rows of a large batch = a smaller batch of any size.
 
-    A CPU tries sizes on both sides of those at which kernels change launches, a GPU each one.
+    Sizes lie on both sides of those at which kernels change launches; an op's main subject has each one on a GPU.
     """
     many = replace(bench, case=_with_tokens(bench, BATCHES[-1]))
     largest = many.run()
     sampled = BATCHES if bench.is_main else FEW_BATCHES
-    for tokens in range(1, BATCHES[-1]) if bench.device == "cuda" and bench.is_main else sampled[:-1]:
+    each = bench.device == "cuda" and bench.case.tokens != FEW
+    for tokens in range(1, BATCHES[-1]) if each else sampled[:-1]:
         fewer = many.run(many.rows(slice(tokens)))
         expected = [output[:tokens] for output in largest]
         told = f"a batch of {tokens} gives other bits than one of {BATCHES[-1]}"
