@@ -135,12 +135,8 @@ _DOTS = {
     "dot with 128 lanes": Dot(lanes=128),
     "dot of the fused boundary in 8 parts (vLLM mhc_fused_tilelang)": BOUNDARY_DOT,
     "dot of the fused boundary in 4 parts": Dot(lanes=256, splits=4, lane_sum="warps"),
-    "dot of the separate projection, 512 threads (vLLM)": Dot(
-        lanes=512, splits=1, streams="flat", lane_sum="warps"
-    ),
-    "dot of the separate projection, 1024 threads (vLLM)": Dot(
-        lanes=1024, splits=1, streams="flat", lane_sum="warps"
-    ),
+    "dot of the separate projection, 512 threads (vLLM)": Dot(lanes=512, splits=1, streams="flat", lane_sum="warps"),
+    "dot of the separate projection, 1024 threads (vLLM)": Dot(lanes=1024, splits=1, streams="flat", lane_sum="warps"),
 }
 
 

@@ -76,16 +76,10 @@ class _Gates:
         eps, arithmetic = self.config.norm_eps, self.arithmetic
         if pre_mix is None:
             copied = packed(residual[:, 0])
-            return (
-                copied
-                if norm_weight is None
-                else norm(copied, norm_weight, norm_eps=eps, arithmetic=arithmetic)
-            )
+            return copied if norm_weight is None else norm(copied, norm_weight, norm_eps=eps, arithmetic=arithmetic)
         if norm_weight is None:
             return collapse(residual, pre_mix, arithmetic=arithmetic)
-        return collapse_norm(
-            residual, pre_mix, norm_weight, norm_eps=eps, squares_of=squares_of, arithmetic=arithmetic
-        )
+        return collapse_norm(residual, pre_mix, norm_weight, norm_eps=eps, squares_of=squares_of, arithmetic=arithmetic)
 
     def check_optional(self, residual: Tensor, pre_mix: Tensor | None, norm_weight: Tensor | None) -> None:
         """Raise for a wrong carried pre_mix or norm weight before anything is computed."""

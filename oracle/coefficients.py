@@ -157,9 +157,7 @@ def gate(mix: Tensor, scale: Tensor, base: Tensor, config: MhcConfig, arithmetic
 
 
 @torch.no_grad()
-def fn_broadcast(
-    fn: Tensor, hc_mult: int, *, out: Tensor | None = None, arithmetic: Arithmetic = CONTRACT_1
-) -> Tensor:
+def fn_broadcast(fn: Tensor, hc_mult: int, *, out: Tensor | None = None, arithmetic: Arithmetic = CONTRACT_1) -> Tensor:
     """Return fn summed over its streams in index order from +0, fp32 [M, H], for an entry whose streams are
     equal.
 

@@ -18,9 +18,7 @@ SquaresOf = Literal["unrounded", "rounded"]
 
 
 @torch.no_grad()
-def norm(
-    hidden: Tensor, norm_weight: Tensor, *, norm_eps: float, arithmetic: Arithmetic = CONTRACT_1
-) -> Tensor:
+def norm(hidden: Tensor, norm_weight: Tensor, *, norm_eps: float, arithmetic: Arithmetic = CONTRACT_1) -> Tensor:
     """Return the RMSNorm of `hidden`, bf16 [T, H]: bf16((f32(y) * r) * f32(w)), r = 1 / sqrt(S / H +
     norm_eps).
 
@@ -71,9 +69,7 @@ def check_weight(op: str, norm_weight: Tensor, hidden: int, norm_eps: float) -> 
     arguments.real(op, "norm_eps", norm_eps)
 
 
-def _scaled(
-    rounded: Tensor, squared: Tensor, norm_weight: Tensor, norm_eps: float, arithmetic: Arithmetic
-) -> Tensor:
+def _scaled(rounded: Tensor, squared: Tensor, norm_weight: Tensor, norm_eps: float, arithmetic: Arithmetic) -> Tensor:
     squares = pinned_squares(squared.unsqueeze(1), arithmetic.dot)
     r = reciprocal_rms(squares, rounded.shape[1], norm_eps).unsqueeze(1)
     return packed(round_bf16((widen(rounded) * r) * widen(norm_weight)))

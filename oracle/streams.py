@@ -78,9 +78,7 @@ def draft_tail(
     return collapse(new, pre_mix, arithmetic=arithmetic)
 
 
-def check_post(
-    op: str, x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor
-) -> tuple[int, int, int]:
+def check_post(op: str, x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor) -> tuple[int, int, int]:
     """Return (T, n, H) of the arguments of a post mapping, or raise as `post` does, in the name of `op`."""
     tokens, streams, hidden = arguments.residual(op, residual)
     arguments.sized(op, "x", x, torch.bfloat16, (tokens, hidden))
@@ -90,9 +88,7 @@ def check_post(
     return tokens, streams, hidden
 
 
-def unrounded_post(
-    x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, arithmetic: Arithmetic
-) -> Tensor:
+def unrounded_post(x: Tensor, residual: Tensor, post_mix: Tensor, comb_mix: Tensor, arithmetic: Arithmetic) -> Tensor:
     """Return the fp32 [T, n, H] accumulator of `post` before its rounding; arguments are not checked."""
     rule = arithmetic.post
     inputs = list(range(residual.shape[1]))

@@ -53,6 +53,13 @@ def test_the_source_is_in_style() -> None:
 
 
 @pytest.mark.lint
+def test_the_source_is_formatted() -> None:
+    """Catches lines broken otherwise than the formatter breaks them, over which a later change would be unreadable."""
+    found = python("-m", "ruff", "format", "--no-cache", "--diff", ".")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.lint
 @pytest.mark.parametrize("fault", FAULTS_OF_STYLE)
 def test_a_fault_of_style_is_found(fault: str, tmp_path: Path) -> None:
     """Catches a ruff configuration that no longer selects the rule, the ban on tolerances above all."""
