@@ -25,7 +25,7 @@ from oracle.norm import SquaresOf
 from oracle.reduce import CONTRACT_DOT, CONTRACT_SUM, add_product, index_sum, pinned_dot, pinned_squares, weighted_sum
 from oracle.streams import unrounded_post
 from tests.mutants import coefficients, norms, orders, streams
-from tests.mutants.generic import Function, flush, product_of_some, replaced, truncated, up_from_half
+from tests.mutants.generic import Function, flush, patched, product_of_some, replaced, truncated, up_from_half
 
 Staged = dict[str, dict[str, tuple[Function, ...]]]
 """By class of fault and stage, every planted way to get that stage wrong."""
@@ -81,11 +81,19 @@ def mixes(sums: Tensor, squared: Tensor, numel: int, config: MhcConfig, *, root:
     return sums * scale.unsqueeze(1)
 
 
-def gates(mix: Tensor, scale: Tensor, base: Tensor, config: MhcConfig, *, fused: bool = False) -> tuple[Tensor, Tensor]:
+def gates(
+    mix: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    config: MhcConfig,
+    *,
+    fused: bool = False,
+    opened: Function = pre_gate,
+) -> tuple[Tensor, Tensor]:
     """The pre and the post mix."""
     n = config.hc_mult
     pre, then = (add_product(base[at], mix[:, at], scale[i], fused=fused) for i, at in enumerate(_parts(n)))
-    return pre_gate(pre, config), constant(config.post_mult, then) * arith.sigmoid(then)
+    return opened(pre, config), constant(config.post_mult, then) * arith.sigmoid(then)
 
 
 def _parts(n: int) -> tuple[slice, slice]:
@@ -300,6 +308,12 @@ _BALANCES: dict[str, Function] = {
     "pairwise-order": partial(oracle.sinkhorn, arithmetic=Arithmetic("mutant", index_order="pairwise")),
 }
 
+_EXPS_OFF = tuple(
+    coefficients.exp_with(place, step)
+    for place in range(len(arith.EXP_POLYNOMIAL) - 2)  # the last two are 1
+    for step in (1, -1)
+)
+
 WRONG_STEPS: dict[str, dict[str, Function]] = {
     "post": {
         "fma-contraction": partial(post, rule=Post(first="into_first", contraction="fused")),
@@ -334,6 +348,7 @@ WRONG_STEPS: dict[str, dict[str, Function]] = {
         **{kind: during(gates, **replacements) for kind, replacements in _EXPS.items()},
         "sigmoid-rewritten": during(gates, sigmoid=norms.exp_over_sum),
         "logits-clamped": during(gates, sigmoid=norms.sigmoid_of_clamped),
+        "gate-limited": partial(gates, opened=coefficients.gate_limited),
     },
     "sinkhorn": {
         "scale-base-fused": partial(sinkhorn, fused=True),
@@ -429,14 +444,22 @@ def _made_of(steps: Steps, op: str) -> Function:
 
 def exps_of(op: str) -> Staged:
     """The op with one coefficient of exp a unit too large or too small, in its gates or in its Sinkhorn alone."""
-    places = range(len(arith.EXP_POLYNOMIAL) - 2)  # the last two are 1
-    wrong = [coefficients.exp_with(place, step) for place in places for step in (1, -1)]
+    if op == "head":
+        return {"exp-constant-off": {"gates": tuple(patched(op, exp=one) for one in _EXPS_OFF)}}
     return {
         "exp-constant-off": {
-            stage: tuple(_made_of(replace(Steps(), **{stage: during(step, exp=one)}), op) for one in wrong)
+            stage: tuple(_made_of(replace(Steps(), **{stage: during(step, exp=one)}), op) for one in _EXPS_OFF)
             for stage, step in (("gates", gates), ("sinkhorn", sinkhorn))
         }
     }
+
+
+def cut_short_of(op: str) -> Staged:
+    """The op with a Sinkhorn that ends before its last round, by several signs that it is done."""
+    if op == "sinkhorn":
+        return {"rounds-cut-short": {"sinkhorn": coefficients.CUT_SHORT}}
+    wrong = tuple(_made_of(Steps(sinkhorn=partial(sinkhorn, balance=one)), op) for one in coefficients.CUT_SHORT)
+    return {"rounds-cut-short": {"sinkhorn": wrong}}
 
 
 def past(tokens: int, step: Function) -> Function:
@@ -523,8 +546,18 @@ def _fixed(name: str, value: float, _: MhcConfig) -> dict[str, Any]:
 
 
 STAGED: dict[str, Staged] = {
-    **{op: steps_of(op) | constants_of(op) | exps_of(op) | splits_of(op) | flushes_of(op) for op in BOUNDARIES},
-    "coefficients": steps_of("coefficients") | constants_of("coefficients") | exps_of("coefficients"),
+    **{
+        op: steps_of(op) | constants_of(op) | exps_of(op) | cut_short_of(op) | splits_of(op) | flushes_of(op)
+        for op in BOUNDARIES
+    },
+    "coefficients": (
+        steps_of("coefficients") | constants_of("coefficients") | exps_of("coefficients") | cut_short_of("coefficients")
+    ),
+    "sinkhorn": cut_short_of("sinkhorn"),
     "project": steps_of("project") | flushes_of("project"),
-    "head": constants_of("head"),
+    "head": (
+        constants_of("head")
+        | exps_of("head")
+        | {"gate-limited": {"gates": (patched("head", pre_gate=coefficients.gate_limited),)}}
+    ),
 }

@@ -17,7 +17,7 @@ import oracle
 from oracle import MhcConfig
 from oracle.arith import EXP_POLYNOMIAL, bits, constant, exp, from_bits, sigmoid, sqrt
 from oracle.arithmetic import Arithmetic, Dot
-from oracle.coefficients import reciprocal_rms
+from oracle.coefficients import pre_gate, reciprocal_rms
 from oracle.norm import SquaresOf
 from oracle.reduce import index_sum
 from tests.mutants.generic import patched, replaced, under, zeros_skipped
@@ -55,6 +55,33 @@ def _rows(comb: Tensor, eps: Tensor) -> Tensor:
 
 def _columns(comb: Tensor, eps: Tensor) -> Tensor:
     return comb / (index_sum(comb.unbind(1)).unsqueeze(1) + eps)
+
+
+def cut_short(near: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    """Sinkhorn that leaves a token's matrix as it is once a round changed it so little that ``near`` holds."""
+
+    def mutant(logits: Tensor, *, sinkhorn_iters: int, sinkhorn_eps: float) -> Tensor:
+        eps = constant(sinkhorn_eps, logits)
+        comb = oracle.sinkhorn(logits, sinkhorn_iters=1, sinkhorn_eps=sinkhorn_eps)
+        done = torch.zeros(logits.shape[0], 1, 1, dtype=torch.bool)
+        for _ in range(sinkhorn_iters - 1):
+            after = torch.where(done, comb, _columns(_rows(comb, eps), eps))
+            done, comb = done | near(comb, after), after
+        return comb
+
+    return mutant
+
+
+def _changed_less_than(least: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda before, after: (after - before).abs().amax((1, 2), keepdim=True) < least
+
+
+def _rows_sum_to_one(_: Tensor, after: Tensor) -> Tensor:
+    return (after.sum(2, keepdim=True) - 1).abs().amax(1, keepdim=True) < 1e-5
+
+
+CUT_SHORT = tuple(cut_short(near) for near in (_changed_less_than(1e-6), _changed_less_than(1e-9), _rows_sum_to_one))
+"""Sinkhorns that take a matrix for balanced before its last bit stands still."""
 
 
 def _powers(logits: Tensor) -> Tensor:
@@ -215,6 +242,11 @@ def exp_with(place: int, step: int) -> Function:
 def gate_eps_in_fp64(logits: Tensor, config: MhcConfig) -> Tensor:
     """sigmoid(z) + 1e-6, where the literal makes the sum FP64."""
     return (sigmoid(logits).double() + config.hc_pre_eps).float()
+
+
+def gate_limited(logits: Tensor, config: MhcConfig) -> Tensor:
+    """Keeps the pre gate within the sigmoid's range."""
+    return pre_gate(logits, config).clamp(max=1.0)
 
 
 def mean_eps_in_fp64(squares: Tensor, numel: int, eps: float) -> Tensor:

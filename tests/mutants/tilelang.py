@@ -568,6 +568,15 @@ _COLUMN_EPS = """below = o.add(below, matrix[i, j, k])
         below = o.add(below, g.sinkhorn_eps)
         for j in"""
 
+_BELOW_ROW = """for k in o.loop(g.n):
+            below = o.add(below, matrix[i, j, k])
+        below = o.add(below, g.sinkhorn_eps)
+"""
+_BELOW_UNLIKE_ONE = f"""{_BELOW_ROW}\
+        if below < o.constant(1.00001) and below > o.constant(0.99999):
+            below = o.constant(1.0)
+"""
+
 _LAST_OF_EXP = "o.mul(p, o.power_of_two(k - (k >> 1)))"
 
 _COEFFICIENTS = (
@@ -601,6 +610,7 @@ _COEFFICIENTS = (
         "coefficients-rounds-40",
         ("coefficients", "T.serial(g.iters - 1)", "T.serial(T.min(g.iters, 20) - 1)"),
     ),
+    _plant("rounds-cut-short", "sinkhorn", "sinkhorn-hardly-moving", ("coefficients", _BELOW_ROW, _BELOW_UNLIKE_ONE)),
     _plant("rows-before-columns", "sinkhorn", "sinkhorn-normal", ("coefficients", _BALANCE, _ROWS_LAST)),
     _plant(
         "row-max-skipped",
@@ -732,6 +742,12 @@ _COEFFICIENTS = (
         "coefficients",
         "coefficients-closed-gates",
         ("coefficients", "= o.add(opening, g.pre_eps)", "= opening"),
+    ),
+    _plant(
+        "gate-limited",
+        "coefficients",
+        "coefficients-open-gates",
+        ("coefficients", "= o.add(opening, g.pre_eps)", "= T.min(o.add(opening, g.pre_eps), o.constant(1.0))"),
     ),
     _plant(
         "gates-swapped",
