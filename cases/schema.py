@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from datetime import date
@@ -18,6 +19,9 @@ from cases.ops import ANY_ROWS, BF16, ENTRY_OPS, OPS, Argument, Op
 SCHEMA_VERSION = 1
 CONTRACT = 1
 MAX_STREAMS = 8
+MAX_TOKENS, MAX_HIDDEN, MAX_ROWS, MAX_ITERS = 2**20, 2**16, 2**16, 10_000
+MAX_ELEMENTS = 2**32
+"""The most that one argument may hold: 8 GiB of BF16, past every 32-bit offset. Most mistyped sizes are larger."""
 KEBAB = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 SOURCE = r"^((design|upstream|claims):[0-9A-Z]+(\.[0-9]+)*|https://[^\s]+ [0-9]{4}-[0-9]{2}-[0-9]{2})$"
 SHA256 = r"^[0-9a-f]{64}$"
@@ -83,6 +87,8 @@ OpName = Annotated[str, AfterValidator(_known_op), _enum(OPS)]
 Flag = Annotated[str, _one_of("flags"), _enum(glossary("flags"))]
 WrongKernel = Annotated[str, _one_of("catches"), _enum(glossary("catches"))]
 Stage = Annotated[str, _one_of("stages"), _enum(glossary("stages"))]
+Constant = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Iters = Annotated[int, Field(ge=1, le=MAX_ITERS)]
 ARRAY = Field(strict=False)
 """A TOML array fills a tuple; only the container is converted, its items stay strict."""
 FILLED = Field(strict=False, min_length=1)
@@ -120,8 +126,10 @@ class ArgumentInput(Closed):
     file: str | None = Field(None, description="a safetensors file in cases/data, for recipe 'file'")
     key: str | None = Field(None, description="the tensor's key in that file")
     kinds: Annotated[tuple[Special, ...], ARRAY] = Field((), description="what recipe 'special' sprinkles; empty: all")
-    every: int = Field(8, ge=1, description="recipe 'special' replaces one element in so many")
-    scale: float = Field(1.0, description="multiplies the values before they are rounded to the dtype")
+    every: int = Field(8, ge=1, le=MAX_ELEMENTS, description="recipe 'special' replaces one element in so many")
+    scale: float = Field(
+        1.0, allow_inf_nan=False, description="multiplies the values before they are rounded to the dtype"
+    )
     repeat: bool = Field(False, description="every token carries the values of token 0")
     set: Annotated[tuple[Patch, ...], ARRAY] = ()
 
@@ -158,12 +166,12 @@ class CaseInputs(Closed):
 class Params(Closed):
     """Plain numbers of ops that take no config."""
 
-    numel: int | None = Field(None, ge=1)
-    rms_eps: float | None = Field(None, ge=0)
-    norm_eps: float | None = Field(None, ge=0)
+    numel: int | None = Field(None, ge=1, le=MAX_ELEMENTS)
+    rms_eps: Constant | None = None
+    norm_eps: Constant | None = None
     squares_of: Literal["rounded", "unrounded"] | None = None
-    sinkhorn_iters: int | None = Field(None, ge=1)
-    sinkhorn_eps: float | None = Field(None, ge=0)
+    sinkhorn_iters: Iters | None = None
+    sinkhorn_eps: Constant | None = None
     capture_aux: bool | None = None
 
 
@@ -171,12 +179,12 @@ class Config(Closed):
     """A preset of the model's constants, and those that this case overrides."""
 
     preset: Literal["v4", "v41"]
-    rms_eps: float | None = Field(None, ge=0)
-    norm_eps: float | None = Field(None, ge=0)
-    hc_pre_eps: float | None = Field(None, ge=0)
-    hc_sinkhorn_eps: float | None = Field(None, ge=0)
-    post_mult: float | None = Field(None, ge=0)
-    sinkhorn_iters: int | None = Field(None, ge=1)
+    rms_eps: Constant | None = None
+    norm_eps: Constant | None = None
+    hc_pre_eps: Constant | None = None
+    hc_sinkhorn_eps: Constant | None = None
+    post_mult: Constant | None = None
+    sinkhorn_iters: Iters | None = None
 
     @property
     def constants(self) -> dict[str, float]:
@@ -212,10 +220,10 @@ class Case(Closed):
     name: str = Field(pattern=KEBAB)
     title: str = Field(min_length=15, max_length=200, description="one sentence: what this case pins")
     op: OpName
-    tokens: int = Field(1, ge=0)
+    tokens: int = Field(1, ge=0, le=MAX_TOKENS)
     hc_mult: int = Field(1, ge=1, le=MAX_STREAMS)
-    hidden: int = Field(1, ge=1)
-    rows: int | None = Field(None, ge=1, description="M, for ops that take any number of rows")
+    hidden: int = Field(1, ge=1, le=MAX_HIDDEN)
+    rows: int | None = Field(None, ge=1, le=MAX_ROWS, description="M, for ops that take any number of rows")
     entry: Literal["streams", "hidden"] = Field("streams", description="'hidden': x is [T, H], fn is [M, H]")
     tp: Annotated[tuple[Ranks, ...], FILLED]
     orders: Annotated[tuple[Order, ...], FILLED] = ("op-then-gather",)
@@ -300,6 +308,14 @@ def _check_sizes(case: Case) -> None:
         _refuse("entry", f"'streams' for op {case.op}", "'hidden'")
 
 
+def _check_elements(case: Case) -> None:
+    """No argument is larger than a machine can be expected to hold."""
+    for argument in case.arguments:
+        elements = math.prod(case.shape(argument))
+        if elements > MAX_ELEMENTS:
+            _refuse(f"inputs.arguments.{argument.name}", f"at most {MAX_ELEMENTS} elements", elements)
+
+
 def _check_tp(case: Case) -> None:
     """Ranks are distinct, there is something to shard, and the second order has inputs to gather."""
     if len(set(case.tp)) != len(case.tp):
@@ -379,7 +395,16 @@ def _check_expected(case: Case) -> None:
         _refuse("history", "at least one entry in a blessed case", "none")
 
 
-_CHECKS = (_check_sizes, _check_tp, _check_inputs, _check_layouts, _check_numbers, _check_shows, _check_expected)
+_CHECKS = (
+    _check_sizes,
+    _check_elements,
+    _check_tp,
+    _check_inputs,
+    _check_layouts,
+    _check_numbers,
+    _check_shows,
+    _check_expected,
+)
 
 
 def is_kebab(name: str) -> bool:
