@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from cases.flags import CASES_DIR, FLAGS_FILE
-from cases.schema import Case
+from cases.schema import KEYS, Case
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+
+SHOWN_FAULTS = 5
+"""How many faults of one file its message lists."""
 
 
 class CaseError(ValueError):
@@ -56,7 +62,15 @@ def find_case(name: str, root: str | Path = CASES_DIR) -> Path:
     for path in case_files(root):
         if path.stem == name:
             return path
-    raise CaseError(f"{shown(Path(root))}: expected the name of a case, got {name!r}")
+    near = alike(name, [path.stem for path in case_files(root)])
+    perhaps = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise CaseError(f"{shown(Path(root))}: expected the name of a case, got {name!r}{perhaps}")
+
+
+def alike(word: str, known: Iterable[str]) -> list[str]:
+    """At most five of the known words that `word` may have been meant for: those it is in, or else those near it."""
+    names = list(known)
+    return [name for name in names if word in name][:5] or difflib.get_close_matches(word, names, 5, cutoff=0.7)
 
 
 def parse_case(text: str, where: str) -> Case:
@@ -96,10 +110,10 @@ def from_caller(path: str) -> Path:
 
 
 def _sentence(fault: ValidationError) -> str:
-    """The first fault, and how many more there are."""
+    """The first faults, and how many more there are."""
     faults = fault.errors(include_url=False)
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return _one(faults[0]) + more
+    more = f" (and {len(faults) - SHOWN_FAULTS} more)" if len(faults) > SHOWN_FAULTS else ""
+    return "; ".join(_one(one) for one in faults[:SHOWN_FAULTS]) + more
 
 
 def _one(error: ErrorDetails) -> str:
@@ -115,7 +129,8 @@ def _one(error: ErrorDetails) -> str:
 def _expected(error: ErrorDetails, context: dict[str, Any]) -> str:
     kind = error["type"]
     if kind == "extra_forbidden":
-        return "no such key"
+        near = alike(str(error["loc"][-1]), KEYS)
+        return "no such key" + (f" (did you mean {' or '.join(near)}?)" if near else "")
     if kind == "missing":
         return "a value"
     if kind == "too_short":
@@ -124,7 +139,7 @@ def _expected(error: ErrorDetails, context: dict[str, Any]) -> str:
         return str(context["expected"])
     if kind == "string_pattern_mismatch":
         return f"text that matches {context['pattern']}"
-    return error["msg"].removeprefix("Input should be ").replace("a valid ", "a ", 1)
+    return error["msg"].removeprefix("Input should be ").replace("a valid i", "an i").replace("a valid ", "a ")
 
 
 def _short(got: object, kind: str) -> str:

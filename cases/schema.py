@@ -395,6 +395,9 @@ def _check_expected(case: Case) -> None:
         _refuse("history", "at least one entry in a blessed case", "none")
 
 
+KEYS = sorted({field.alias or name for model in Closed.__subclasses__() for name, field in model.model_fields.items()})
+"""Every key of a case file but the names of arguments, outputs, classes and stages."""
+
 _CHECKS = (
     _check_sizes,
     _check_elements,

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fast.backends
-from cases.load import CaseError, from_caller, load_all
+from cases.load import CaseError, alike, from_caller, load_all
 from cases.ops import OPS
 from cases.schema import Case
 from oracle.report import Context, Outcome, failure
@@ -31,6 +31,7 @@ from tests.subjects import SUBJECTS
 from tests.trials import LawTrial, Trial
 
 CASES = Path(__file__).parent.parent / "cases"
+LISTED = "those that `./run cases list` shows"
 REQUIRABLE = ("gpu", "triton", "tilelang")
 RESULT = "verdict"
 DIGESTS = "digests"
@@ -460,6 +461,6 @@ def _chosen(asked: list[Any], known: tuple[Any, ...], option: str) -> tuple[Any,
     """The values asked for, or all known ones; one sentence when something asked for is not known."""
     for value in asked:
         if value not in known:
-            close = [str(name) for name in known if str(value) in str(name)][:5] if option == "--case" else known
-            raise UsageError(f"{option} {value}: unknown, expected one of {', '.join(map(str, close or known[:5]))}")
+            near = alike(str(value), map(str, known)) if len(known) > 50 else known
+            raise UsageError(f"{option} {value}: unknown, expected one of {', '.join(map(str, near)) or LISTED}")
     return tuple(dict.fromkeys(asked)) or known

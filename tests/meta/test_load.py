@@ -37,7 +37,9 @@ def test_flags_are_no_case() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hiden": 16}, ("hiden", "expected no such key", "got 16")),
+        ({"hiden": 16}, ("hiden", "expected no such key (did you mean hidden?)", "got 16")),
+        ({"zzz": 16}, ("zzz: expected no such key, got 16",)),
+        ({"tokens": 10**23}, ("tokens: expected less than or equal to 1048576, got 1000",)),
         ({"hidden": None}, ("hidden", "expected a number for op collapse", "got none")),
         ({"op": "colapse"}, ("op", "expected one of expand, collapse", "got 'colapse'")),
         ({"flags": ["ordr"]}, ("flags.0", "[flags] in flags.toml", "got 'ordr'")),
@@ -47,7 +49,7 @@ def test_flags_are_no_case() -> None:
             {"shows": {"reversed-order": {"post": ["residual"]}}},
             ("shows.reversed-order.post: expected a stage of collapse (collapse)", "got 'post'"),
         ),
-        ({"tokens": "3"}, ("tokens", "expected a integer", "got '3'")),
+        ({"tokens": "3"}, ("tokens", "expected an integer", "got '3'")),
         ({"tp": [3]}, ("tp.0", "expected 1, 2, 4 or 8", "got 3")),
         ({"source": "web"}, ("source", "expected text that matches", "got 'web'")),
         (
@@ -64,9 +66,12 @@ def test_a_bad_key_is_named(tmp_path: Path, change: dict[str, object], words: tu
         assert word in message
 
 
-def test_several_faults_are_counted(tmp_path: Path) -> None:
-    """Catches a message that hides how much is wrong."""
-    assert said(write(tmp_path, hiden=1, tokns=2)).endswith("(and 1 more)")
+def test_several_faults_are_listed(tmp_path: Path) -> None:
+    """Catches a message that hides how much is wrong, and one of pages."""
+    both = said(write(tmp_path, hiden=1, tokns=2))
+    assert "hiden: expected" in both
+    assert "; tokns: expected" in both
+    assert said(write(tmp_path, **{f"key{i}": i for i in range(8)})).endswith("(and 3 more)")
 
 
 def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
@@ -115,8 +120,10 @@ def test_a_case_is_found_by_name(tmp_path: Path) -> None:
     """Catches a search that takes a prefix for the name."""
     path = write(tmp_path)
     assert find_case("a-case", tmp_path) == path
-    with pytest.raises(CaseError, match="expected the name of a case, got 'a-cas'"):
+    with pytest.raises(CaseError, match=r"expected the name of a case, got 'a-cas'; did you mean a-case\?"):
         find_case("a-cas", tmp_path)
+    with pytest.raises(CaseError, match=r"expected the name of a case, got 'zzz'$"):
+        find_case("zzz", tmp_path)
 
 
 def test_paths_are_shown_from_the_project() -> None:

@@ -297,7 +297,11 @@ def session(**options: object) -> Session:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"case": ["no-such-case"]}, "--case no-such-case: unknown"),
+        (
+            {"case": ["no-such-case"]},
+            "--case no-such-case: unknown, expected one of those that `./run cases list` shows",
+        ),
+        ({"case": ["colapse-ties"]}, "--case colapse-ties: unknown, expected one of collapse-ties, "),
         ({"op": ["colapse"]}, "--op colapse: unknown, expected one of expand, collapse"),
         ({"tp": [3]}, "--tp 3: unknown, expected one of 1, 2, 4, 8"),
         ({"backend": ["cuda"]}, "--backend cuda: unknown, expected one of oracle"),
