@@ -100,12 +100,15 @@ def _tilelang(device: str) -> Backend:
 def _compiler_reason(mode: Mode) -> str:
     if mode == "cuda":
         return "" if cuda_compiler() else "no CUDA compiler (CUDA_HOME, CUDA_PATH, nvcc, nvidia-cuda-nvcc)"
-    return "" if _cxx() else "no C++ compiler (CXX, CC, g++, clang++, c++)"
+    return _cxx_reason()
 
 
-def _cxx() -> str | None:
-    named = (os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "c++")
-    return next((path for name in named if name and (path := shutil.which(name))), None)
+def _cxx_reason() -> str:
+    """Why TileLang finds no C++ compiler: where CXX, or else CC, is set, it runs that one word and looks no further."""
+    for variable in ("CXX", "CC"):
+        if named := os.environ.get(variable):
+            return "" if shutil.which(named) else f"no C++ compiler: {variable} is {named!r}, which is no program"
+    return "" if any(map(shutil.which, ("g++", "clang++", "c++"))) else "no C++ compiler (CXX, CC, g++, clang++, c++)"
 
 
 def cuda_compiler() -> str | None:

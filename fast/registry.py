@@ -77,6 +77,9 @@ def refusal(op: str, backend: str, *, hc_mult: int | None = None, hidden_size: i
     package = _package(backend)
     if op not in package.MODULES:
         return f"backend {backend!r} has no kernel for {op}"
+    for name, size in (("hc_mult", hc_mult), ("hidden_size", hidden_size)):
+        if size is not None and size < 1:
+            return f"{op}: {name} must be at least 1, got {size}"
     return cast(str, package.refusal(op, hc_mult, hidden_size))
 
 

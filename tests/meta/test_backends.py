@@ -152,8 +152,17 @@ def test_tilelang_needs_a_compiler(cpu: pytest.MonkeyPatch) -> None:
     for variable in ("CXX", "CC", "CUDA_HOME", "CUDA_PATH"):
         cpu.delenv(variable, raising=False)
     assert probe()["tilelang"].reason.startswith("no C++ compiler")
-    cpu.setenv("CXX", "own++")
+    cpu.setenv("CC", "own++")
     assert probe()["tilelang"].available
+
+
+@pytest.mark.parametrize("named", ["env g++", "/no/such/g++"])
+def test_a_compiler_that_cannot_be_run_is_named(cpu: pytest.MonkeyPatch, named: str) -> None:
+    """Catches a probe that looks further than TileLang does, so that every kernel would be an error."""
+    cpu.setattr(shutil, "which", {"g++": "/bin/g++", "cc": "/bin/cc"}.get)
+    cpu.setenv("CXX", named)
+    cpu.setenv("CC", "cc")
+    assert probe()["tilelang"].reason == f"no C++ compiler: CXX is {named!r}, which is no program"
 
 
 def test_an_unknown_device_is_refused() -> None:

@@ -70,6 +70,9 @@ def test_an_unsupported_size_has_a_reason() -> None:
     assert fast.refusal("post", "triton", hc_mult=9) == (
         "post: hc_mult must be 1 to 8 (streams are unrolled in registers), got 9"
     )
+    for backend in ("triton", "tilelang"):
+        assert fast.refusal("post", backend, hc_mult=0) == "post: hc_mult must be at least 1, got 0"
+        assert not fast.supports("norm", backend, hidden_size=-1)
     assert "no kernel for sort" in fast.refusal("sort", "triton")
 
 
