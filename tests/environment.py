@@ -7,6 +7,7 @@ there a kernel takes seconds to compile, and both languages publish what they co
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ WORKER_BYTES, CUDA_BYTES = 5 << 30, 1 << 30
 TURN_BYTES = 24 << 30
 # How many GPUs all workers share, kept for a worker before it is shown its own alone.
 GPU_COUNT = "MHC_GPU_COUNT"
+# How CUDA_VISIBLE_DEVICES begins where it does not count GPUs: the identifiers of whole ones, and of parts of one.
+IDENTIFIERS = ("GPU-", "MIG-")
 CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TILELANG_CACHE_DIR", "TILELANG_TMP_DIR")
 
 
@@ -48,8 +51,8 @@ def gpu_of_worker(worker: str, visible: str | None, gpus: Sequence[str]) -> str 
     """The CUDA_VISIBLE_DEVICES value of one xdist worker, or None where it must stay as it is.
 
     ``worker`` is xdist's name ("gw3") or "main"; ``visible`` the caller's own CUDA_VISIBLE_DEVICES, whose entries
-    (indices, GPU- or MIG-UUIDs) are handed out as they stand: an index taken modulo the device count and written
-    back as an absolute id would land on a GPU that the caller excluded.
+    (numbers, GPU- or MIG-UUIDs) are handed out: a number taken modulo the device count and written back as an absolute
+    one would land on a GPU that the caller excluded.
     """
     number = re.fullmatch(r"gw(\d+)", worker)
     if number is None:
@@ -59,16 +62,39 @@ def gpu_of_worker(worker: str, visible: str | None, gpus: Sequence[str]) -> str 
 
 
 def physical_gpus(devices: Path = Path("/dev")) -> list[str]:
-    """Indices of this machine's NVIDIA GPUs, read off the device nodes so that CUDA is not started."""
-    found = (re.fullmatch(r"nvidia(\d+)", node.name) for node in devices.glob("nvidia*"))
-    return sorted((match.group(1) for match in found if match), key=int)
+    """CUDA's numbers for the NVIDIA GPUs of this machine, counted by device nodes so that CUDA is not started.
+
+    The nodes of a container keep the host's numbers, while CUDA counts from 0: given /dev/nvidia3 alone, it has GPU 0.
+    """
+    nodes = [node for node in devices.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", node.name)]
+    return [str(number) for number in range(len(nodes))]
 
 
 def visible_gpus(visible: str | None, gpus: Sequence[str]) -> list[str]:
-    """The GPUs that this run may use: the caller's CUDA_VISIBLE_DEVICES as it stands, else all of the machine."""
-    if visible is None:
+    """The GPUs that this run may use: all of the machine, or those that CUDA finds in CUDA_VISIBLE_DEVICES.
+
+    ``visible`` lists numbers, or identifiers of the first one's kind, which may be cut short. CUDA reads on to the
+    first entry that is something else, or a number past the last GPU, and takes a repeated entry for no GPU at all.
+    """
+    if visible is None or not gpus:
         return list(gpus)
-    return [entry.strip() for entry in visible.split(",") if entry.strip()]
+    entries = [entry.strip() for entry in visible.split(",")]
+    if visible.startswith(IDENTIFIERS):
+        kind = visible[:4]
+        named = list(itertools.takewhile(lambda entry: entry.startswith(kind), entries))
+        return [] if _repeats(named) else named
+    numbers = list(itertools.takewhile(bool, map(_number, entries)))
+    return [] if _repeats(numbers) else list(itertools.takewhile(lambda number: number in gpus, numbers))
+
+
+def _repeats(entries: Sequence[str]) -> bool:
+    return len(set(entries)) < len(entries)
+
+
+def _number(entry: str) -> str:
+    """The number that an entry begins with, as C's strtoul reads it ("1st" is 1); empty where there is none."""
+    digits = re.match(r"\+?([0-9]+)", entry)
+    return (digits[1].lstrip("0") or "0") if digits else ""
 
 
 def workers_for(cores: int, gpus: int, bytes_each: int, need: int = WORKER_BYTES + CUDA_BYTES) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.environment import (
     CACHE_VARIABLES,
@@ -25,16 +27,19 @@ GIB = 1 << 30
         (None, ["0", "1"], ["0", "1", "0", "1"]),
         ("1", ["0", "1"], ["1", "1", "1", "1"]),
         ("2,3", ["0", "1", "2", "3"], ["2", "3", "2", "3"]),
+        ("0,-1,1", ["0", "1"], ["0"] * 4),
         ("GPU-8f1c, GPU-22aa", ["0", "1"], ["GPU-8f1c", "GPU-22aa", "GPU-8f1c", "GPU-22aa"]),
         ("MIG-3b", ["0"], ["MIG-3b"] * 4),
         ("", ["0", "1"], [None] * 4),
+        ("0,0", ["0", "1"], [None] * 4),
         (None, [], [None] * 4),
+        ("0", [], [None] * 4),
     ],
 )
 def test_workers_stay_on_the_gpus_that_the_caller_allowed(
     visible: str | None, gpus: list[str], expected: list[str | None]
 ) -> None:
-    """Catches the worker number modulo the count written back as an absolute index: "1" would become "0"."""
+    """Catches the worker number modulo the count written back as an absolute number: "1" would become "0"."""
     assert [gpu_of_worker(f"gw{number}", visible, gpus) for number in range(4)] == expected
 
 
@@ -42,10 +47,66 @@ def test_a_run_without_workers_keeps_its_gpus() -> None:
     assert gpu_of_worker("main", "0,1", ["0", "1"]) is None
 
 
-def test_gpus_are_counted_from_device_nodes(tmp_path: Path) -> None:
-    for node in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+@pytest.mark.parametrize(
+    ("nodes", "numbers"),
+    [(("nvidia0", "nvidia1"), ["0", "1"]), (("nvidia3",), ["0"]), (("nvidia2", "nvidia10"), ["0", "1"]), ((), [])],
+)
+def test_gpus_are_counted_as_cuda_counts_them(nodes: tuple[str, ...], numbers: list[str], tmp_path: Path) -> None:
+    """Catches a host's number for a GPU given to CUDA in a container: every worker would see none."""
+    for node in (*nodes, "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         (tmp_path / node).touch()
-    assert physical_gpus(tmp_path) == ["0", "1", "10"]
+    assert physical_gpus(tmp_path) == numbers
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("0", ["0"]),
+        ("1,0", ["1", "0"]),
+        (" 0 , 1", ["0", "1"]),
+        ("+1,00", ["1", "0"]),
+        ("1st,0", ["1", "0"]),
+        ("0;1", ["0"]),
+        ("", []),
+        (" ", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        (",0", []),
+        ("0,-1,1", ["0"]),
+        ("0,,1", ["0"]),
+        ("0,1,7", ["0", "1"]),
+        ("7,0", []),
+        ("0,0", []),
+        ("0,1,0", []),
+        ("0,7,7", []),
+        ("0,-1,0", ["0"]),
+        ("0,GPU-a", ["0"]),
+        ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]),
+        ("GPU-a,GPU-a", []),
+        ("GPU-a,0", ["GPU-a"]),
+        ("GPU-a,MIG-b", ["GPU-a"]),
+        (" GPU-a", []),
+        ("MIG-GPU-a/1/0,MIG-GPU-a/2/0", ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]),
+    ],
+)
+def test_the_visible_gpus_are_those_that_torch_sees(
+    visible: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a list read on past the entry at which CUDA stops, and "no GPU" written in a way taken for a GPU.
+
+    Held to torch's own parser, up to a number past the last GPU, where torch stops once it has counted them.
+    """
+    gpus = ["0", "1"]
+    assert visible_gpus(visible, gpus) == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    listed = [str(entry) for entry in torch.cuda._parse_visible_devices()]
+    assert list(itertools.takewhile(lambda entry: not entry.isdecimal() or entry in gpus, listed)) == expected
+
+
+def test_a_list_that_torch_does_not_read_is_read() -> None:
+    """Catches Python's refusal of integers with thousands of digits, and an identifier lost for the space before it."""
+    assert visible_gpus("9" * 5000, ["0"]) == []
+    assert visible_gpus("GPU-a, GPU-b", ["0", "1"]) == ["GPU-a", "GPU-b"]
 
 
 def test_each_worker_has_one_thread_and_its_own_caches(tmp_path: Path) -> None:
@@ -122,7 +183,7 @@ def test_workers_divide_the_memory_of_their_gpu(env: dict[str, str], total: int,
 
 def test_a_worker_knows_how_many_gpus_all_workers_share(tmp_path: Path) -> None:
     """Catches a worker that sees its own GPU alone and takes its memory for itself and no other."""
-    env = {"PYTEST_XDIST_WORKER": "gw3", "CUDA_VISIBLE_DEVICES": "4,6", "PYTEST_XDIST_WORKER_COUNT": "4"}
+    env = {"PYTEST_XDIST_WORKER": "gw3", "CUDA_VISIBLE_DEVICES": "1,3", "PYTEST_XDIST_WORKER_COUNT": "4"}
     prepare(env, cache=tmp_path, gpus=["0", "1", "2", "3"])
-    assert (env["CUDA_VISIBLE_DEVICES"], shares_of_gpu(env, 24 * GIB)) == ("6", (0.5, 0.5))
+    assert (env["CUDA_VISIBLE_DEVICES"], shares_of_gpu(env, 24 * GIB)) == ("3", (0.5, 0.5))
     assert visible_gpus("", ["0"]) == []
