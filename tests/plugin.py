@@ -33,6 +33,8 @@ from tests.trials import LawTrial, Trial
 CASES = Path(__file__).parent.parent / "cases"
 LISTED = "those that `./run cases list` shows"
 REQUIRABLE = ("gpu", "triton", "tilelang")
+NO_CUDA = "no CUDA device is visible to this torch"
+UNUSED_GPU = f"this machine has a GPU, but {NO_CUDA}; --device cpu keeps the run off it"
 RESULT = "verdict"
 DIGESTS = "digests"
 
@@ -41,9 +43,10 @@ class Session:
     """What one pytest run judges: the chosen cases, backends and tp sizes, settled once at configuration."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.device = _device(config.getoption("device"))
+        asked = config.getoption("device")
+        self.device = _device(asked)
         if self.device == "cuda" and not torch.cuda.device_count():
-            raise UsageError("--device cuda: no CUDA device is visible to this torch")
+            raise UsageError(f"--device {asked}: {NO_CUDA if asked == 'cuda' else UNUSED_GPU}")
         self.probed = fast.backends.probe(self.device)
         self.user = _users(config.getoption("impl"))
         self.ops = _chosen(config.getoption("op"), tuple(OPS), "--op")
@@ -174,8 +177,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """What `-n auto` means where kernels run on GPUs; elsewhere xdist's own choice, by cores."""
     if _device(config.getoption("device")) != "cuda":
         return None
-    gpus = environment.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), environment.physical_gpus())
-    return environment.workers_for(environment.cores(), len(gpus), environment.gpu_bytes())
+    return environment.workers_for(environment.cores(), len(_gpus()), environment.gpu_bytes())
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -423,8 +425,12 @@ def _device(choice: str) -> str:
     """The device that "auto" means here; CUDA is not started for it."""
     if choice != "auto":
         return choice
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    return "cuda" if environment.physical_gpus() and not hidden else "cpu"
+    return "cuda" if _gpus() else "cpu"
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this run may use."""
+    return environment.visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), environment.physical_gpus())
 
 
 def _replayed(path: Path) -> Case:

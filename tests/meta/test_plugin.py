@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 import pytest
+import torch
 
 from cases.load import load_all
 from cases.schema import Case
 from oracle.report import Outcome
-from tests import table
+from tests import environment, table
 from tests.__main__ import PARALLEL
 from tests.implementations import UsageError
 from tests.plugin import CASES, Session, unmet
@@ -324,6 +325,31 @@ def test_what_was_asked_wrongly_is_named(options: dict[str, object], words: str)
         session(**options)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("hidden", ["", " ", "-1", "NoDevFiles", ",0", "0,0", "1"])
+def test_a_gpu_hidden_in_any_way_is_not_used(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a run kept off the GPU that ends because it has none."""
+    monkeypatch.setattr(environment, "physical_gpus", lambda: ["0"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert session(device="auto").device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("auto", "--device auto: this machine has a GPU, but no CUDA device is visible to this torch; --device cpu "),
+        ("cuda", "--device cuda: no CUDA device is visible to this torch"),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_is_named(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a complaint of an option that was not given, and a run that goes to the CPU and says nothing of it."""
+    monkeypatch.setattr(environment, "physical_gpus", lambda: ["0"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError) as raised:
+        session(device=device)
+    assert str(raised.value).startswith(words)
 
 
 def test_options_select_trials() -> None:
