@@ -18,9 +18,11 @@ from tests.meta.test_house import pins
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PULL_REQUEST = (ROOT / ".github" / "workflows" / "pull-request.yml").read_text()
 NIGHTLY = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
 ROWS: list[dict[str, Any]] = json.loads((ROOT / ".github" / "matrix.json").read_text())
 ARCHES = {"x86-64", "aarch64", "sm_80", "sm_90", "sm_100", "sm_120"}
+LANGUAGES = {"triton", "tilelang"}
 KEYS = {"name", "runner", "image", "options", "set", "torch", "triton", "tilelang", "arch", "tp", "tox"}
 
 
@@ -42,6 +44,43 @@ def test_a_row_names_what_is_there(row: dict[str, Any]) -> None:
         assert installed[package].removeprefix("==").partition(",")[0] == row[package], package
     assert set(row["arch"].split(",")) <= ARCHES
     assert set(row["tp"].split(",")) <= {"1", "2", "4", "8"}
+
+
+def judged(command: str) -> set[str]:
+    """The languages that a command judges: all, or those among the backends that it names."""
+    return LANGUAGES & set(re.findall(r"--backend (\S+)", command)) or LANGUAGES
+
+
+def required(command: str) -> set[str]:
+    """What a command fails without."""
+    return set(re.findall(r"--require (\S+)", command))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_a_row_requires_the_languages_that_it_judges(row: dict[str, Any]) -> None:
+    """Catches a row that stays green at night while its image has no C++ compiler, or nothing to disassemble with."""
+    command = environments()[row["tox"]]
+    assert required(command) >= judged(command)
+
+
+@pytest.mark.parametrize("chosen", sorted({row["set"] for row in ROWS}))
+def test_the_rows_of_a_set_judge_every_language_that_it_pins(chosen: str) -> None:
+    """Catches a release that the matrix names and no row runs."""
+    commands = [environments()[row["tox"]] for row in ROWS if row["set"] == chosen]
+    assert set().union(*map(judged, commands)) == LANGUAGES
+
+
+def test_a_pull_request_requires_both_languages() -> None:
+    """Catches a change that is merged on the word of half the kernels."""
+    (command,) = re.findall(r"- run: (\./run .*)", PULL_REQUEST)
+    assert required(command) >= LANGUAGES
+
+
+@pytest.mark.parametrize("name", ["check", "static"])
+def test_a_job_requires_nothing_of_a_laptop(name: str) -> None:
+    """Catches a check by hand that ends for want of a compiler, where a line in its report would do."""
+    assert not required(environments()[name])
+    assert not required(" ".join(JOBS[name].arguments))
 
 
 def test_rows_are_told_apart() -> None:

@@ -225,6 +225,16 @@ def test_what_is_required_must_be_judged() -> None:
     assert "a large case: it needs a GPU" in text
 
 
+def test_a_missing_compiler_is_a_reason_unless_it_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a nightly row that is green without what it names, and a laptop refused for want of a compiler."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    lone = session()
+    assert "tilelang" not in lone.backends
+    assert [name for name, _ in lone.unavailable()] == ["tilelang"]
+    with pytest.raises(UsageError, match=r"^--require tilelang: no C\+\+ compiler"):
+        session(require=["tilelang"])
+
+
 def judged(backend: str, outcome: Outcome = Outcome.EXACT) -> table.Result:
     return table.Result("collapse", "a", backend, 1, outcome)
 
