@@ -7,21 +7,31 @@ is a safetensors file: the tensors without gaps, and the case, trial and strides
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cases.build import Inputs
 from cases.schema import Case
+from tests.faults import first_fault
 from tests.implementations import UsageError
-from tests.judge import Failure, built
+from tests.judge import Failure, built, parameters
 
 LIMIT_BYTES = 64 << 20
 KEY = "mhc_replay"
+
+
+class About(BaseModel):
+    """What a replay needs of the JSON in a file's metadata."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    case: Case
+    params: dict[str, Any]
 
 
 def dump(folder: Path, case: Case, backend: str, tp: int, failures: Sequence[Failure], limit: int = LIMIT_BYTES) -> str:
@@ -55,13 +65,38 @@ def load(path: Path) -> tuple[Case, Inputs]:
     """The case and inputs that `dump` wrote. Raises UsageError, one sentence, for any other file."""
     try:
         with safe_open(path, framework="pt") as stored:
-            about: dict[str, Any] = json.loads((stored.metadata() or {})[KEY])
+            metadata = stored.metadata() or {}
             tensors: dict[str, torch.Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        case = Case.model_validate(about["case"])
-        ordered = {argument.name: tensors[argument.name] for argument in case.arguments}
-        return case, Inputs(ordered, about["params"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise UsageError(f"--replay {path}: not a file that --dump wrote ({type(error).__name__}: {error})") from None
+        about = About.model_validate_json(metadata.get(KEY, ""))
+        return about.case, Inputs(_called_with(about.case, tensors), _params(about))
+    except ValidationError as fault:
+        reason = first_fault(fault) if KEY in metadata else f"its metadata has no {KEY}"
+    except (OSError, SafetensorError, ValueError) as error:
+        reason = str(error)
+    raise UsageError(f"--replay {path}: not a file that --dump wrote: {reason}")
+
+
+def _called_with(case: Case, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors in calling order; ValueError for one that is missing, or is not as the case says."""
+    for argument in case.arguments:
+        wanted = f"{argument.dtype} {list(case.shape(argument))}"
+        given = tensors.get(argument.name)
+        got = "none" if given is None else f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+        if got != wanted:
+            raise ValueError(f"{argument.name}: expected {wanted}, got {got}")
+    return {argument.name: tensors[argument.name] for argument in case.arguments}
+
+
+def _params(about: About) -> dict[str, object]:
+    """The parameters of the call; ValueError for others than the op takes, or a config that is none."""
+    wanted = sorted(about.case.spec.parameters)
+    if sorted(about.params) != wanted:
+        raise ValueError(f"params: expected {wanted}, got {sorted(about.params)}")
+    try:
+        parameters(about.params)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"params.config: {error}") from None
+    return about.params
 
 
 def _window(case: Case, inputs: Inputs, failures: Sequence[Failure], limit: int) -> tuple[int, int]:
@@ -89,6 +124,7 @@ def _document(case: Case, tokens: int) -> dict[str, Any]:
     document = case.model_dump(by_alias=True, exclude_unset=True, mode="json", exclude={"expected", "history"})
     if "tokens" in document:
         document["tokens"] = tokens
-    for made in document.get("inputs", {}).get("arguments", {}).values():
+    inputs = document.get("inputs", {})
+    for made in (inputs.get("default", {}), *inputs.get("arguments", {}).values()):
         made.pop("set", None)
     return document

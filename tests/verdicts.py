@@ -1,24 +1,28 @@
 """One run's verdicts as a JSON file, and the comparison of two: `python -m tests.verdicts A.json B.json`.
 
-A row of the nightly matrix ends with such a file (``--verdict-json FILE``). Two rows agree when every output that both
-judged has one digest, whatever the backend, device and versions.
+A row of the nightly matrix ends with such a file (``--verdict-json FILE``). Two rows agree when they share outputs and
+each of these has one digest, whatever the backend, device and versions.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cases.digest import digest
 from cases.load import from_caller
-from cases.schema import Case
+from cases.schema import SHA256, Case
 from oracle.compare import POISON
+from tests.faults import first_fault
 from tests.judge import Failure, digests
 from tests.table import Result
 
@@ -27,13 +31,36 @@ SHOWN = 40
 Digests = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 
+class Run(BaseModel):
+    """What a file of ``--verdict-json`` must hold to be compared; ``digests`` are by case, trial and output."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+    schema_: Literal[1] = Field(alias="schema")
+    versions: dict[str, str]
+    device: str
+    counts: dict[str, int]
+    digests: dict[str, dict[str, dict[str, str]]]
+
+
 def found_digests(case: Case, failures: Sequence[Failure]) -> dict[str, str]:
-    """The digest of each output of a trial: the oracle's where the bits are the same, else that of what came out."""
+    """What each output of a trial was: the oracle's digest where it is exact, else that of what came out."""
     found = digests(case)
+    exact = dict(found)
     for failure in failures:
-        if failure.actual is not None and failure.actual.dtype in POISON and failure.output in found:
-            found[failure.output] = digest(failure.actual)
+        if failure.actual is not None:
+            found[failure.output] = came_out(failure.actual, exact[failure.output])
     return found
+
+
+def came_out(actual: torch.Tensor, exact: str) -> str:
+    """The digest of an output that is not exact, or a remark where a digest would not show that.
+
+    Digests are for the contract's dtypes, and take poison where a NaN is due for that NaN.
+    """
+    if actual.dtype not in POISON:
+        return f"dtype:{str(actual.dtype).removeprefix('torch.')} shape:{','.join(map(str, actual.shape))}"
+    found = digest(actual)
+    return f"not-exact:{found}" if found == exact else found
 
 
 def document(
@@ -63,44 +90,59 @@ def document(
     }
 
 
-def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """A line for each output of which the two runs hold more than one digest."""
-    for case in sorted(set(one["digests"]) & set(other["digests"])):
-        holders: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for side, run in (("A", one), ("B", other)):
-            for trial, outputs in run["digests"][case].items():
-                for output, value in outputs.items():
-                    holders[output][value].append(f"{side} {trial}")
-        for output, by_digest in holders.items():
-            if len(by_digest) > 1:
-                parts = (f"{value[:12]} by {', '.join(names)}" for value, names in by_digest.items())
-                yield f"{case}: {output}: {'; '.join(parts)}"
+def outputs(run: Run) -> dict[tuple[str, str], dict[str, str]]:
+    """For each case and output of a run, what each trial gave."""
+    found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for case, trials in run.digests.items():
+        for trial, values in trials.items():
+            for output, value in values.items():
+                found[case, output][trial] = value
+    return found
 
 
-def introduction(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    """What the two runs are, and which cases one of them lacks."""
+def compare(one: Run, other: Run) -> Iterator[str]:
+    """A line for each output of both runs that has more than one digest, or anything but a digest."""
+    sides = {"A": outputs(one), "B": outputs(other)}
+    for case, output in sorted(sides["A"].keys() & sides["B"].keys()):
+        holders: dict[str, list[str]] = defaultdict(list)
+        for side, found in sides.items():
+            for trial, value in found[case, output].items():
+                holders[value].append(f"{side} {trial}")
+        if len(holders) > 1 or not all(map(is_digest, holders)):
+            parts = (f"{shown(value)} by {', '.join(names)}" for value, names in holders.items())
+            yield f"{case}: {output}: {'; '.join(parts)}"
+
+
+def is_digest(value: str) -> bool:
+    """Whether a value stands for bits; remarks on two outputs may be the same where the bits are not."""
+    return re.fullmatch(SHA256, value) is not None
+
+
+def shown(value: str) -> str:
+    """The beginning of a digest, the whole of a remark."""
+    return value[:12] if is_digest(value) else value
+
+
+def introduction(one: Run, other: Run) -> Iterator[str]:
+    """What the two runs are, and which outputs one of them lacks."""
     for side, run in (("A", one), ("B", other)):
-        versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        counts = ", ".join(f"{number} {outcome}" for outcome, number in run["counts"].items())
-        yield f"{side}: {run['device']}, {versions}: {counts or 'no verdicts'}"
+        versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+        counts = ", ".join(f"{number} {outcome}" for outcome, number in run.counts.items())
+        yield f"{side}: {run.device}, {versions}: {counts or 'no verdicts'}"
     for side, run, rest in (("A", one, other), ("B", other, one)):
-        alone = sorted(set(run["digests"]) - set(rest["digests"]))
+        alone = [" ".join(names) for names in sorted(outputs(run).keys() - outputs(rest).keys())]
         if alone:
-            yield f"only in {side}: {len(alone)} cases ({', '.join(alone[:5])}{', ...' if len(alone) > 5 else ''})"
+            yield f"only in {side}: {len(alone)} outputs ({', '.join(alone[:5])}{', ...' if len(alone) > 5 else ''})"
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Run:
     """One run's verdicts. Ends with a sentence and status 2 for a file that holds none."""
     try:
-        run: dict[str, Any] = json.loads(path.read_text())
-        known = run["schema"] == SCHEMA and isinstance(run["digests"], dict)
+        return Run.model_validate_json(path.read_bytes())
     except OSError as error:
         refuse(f"{path} cannot be read: {error.strerror}")
-    except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
-        refuse(f"{path} is no file of --verdict-json, schema {SCHEMA}")
-    return run
+    except ValidationError as fault:
+        refuse(f"{path} is no file of --verdict-json, schema {SCHEMA}: {first_fault(fault)}")
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -110,18 +152,19 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare two files; return 0 when their digests agree, 1 when some differ or the runs share no case."""
+    """Compare two files; return 0 when their digests agree, 1 when some differ or the runs share no output."""
     parser = argparse.ArgumentParser(prog="./run verdicts", description=__doc__)
     parser.add_argument("one", type=from_caller, metavar="A")
     parser.add_argument("other", type=from_caller, metavar="B")
     options = parser.parse_args(arguments)
     one, other = load(options.one), load(options.other)
-    shared = set(one["digests"]) & set(other["digests"])
+    shared = outputs(one).keys() & outputs(other).keys()
     differing = list(compare(one, other))
     lines = [*introduction(one, other), *differing[:SHOWN]]
     if len(differing) > SHOWN:
         lines.append(f"and {len(differing) - SHOWN} more")
-    lines.append(f"{len(shared)} cases in both: {f'{len(differing)} outputs differ' if differing else 'same digests'}")
+    result = f"{len(differing)} of them differ" if differing else "same digests" if shared else "nothing to compare"
+    lines.append(f"in both: {len(shared)} outputs of {len({case for case, _ in shared})} cases: {result}")
     print("\n".join(lines))
     return int(bool(differing) or not shared)
 
