@@ -35,6 +35,7 @@ LISTED = "those that `./run cases list` shows"
 REQUIRABLE = ("gpu", "triton", "tilelang")
 NO_CUDA = "no CUDA device is visible to this torch"
 UNUSED_GPU = f"this machine has a GPU, but {NO_CUDA}; --device cpu keeps the run off it"
+NOTHING_RAN = "nothing was judged: no test is in all that -k, -m, the paths and the other options select"
 RESULT = "verdict"
 DIGESTS = "digests"
 
@@ -376,7 +377,7 @@ def _results(reports: Sequence[pytest.TestReport] | None) -> list[table.Result]:
     return [table.Result(**{**one, "outcome": Outcome(one["outcome"])}) for one in raw if isinstance(one, dict)]
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     session, reports = config.stash[SESSION], _reports(config) or []
     results = _results(reports)
     target = config.getoption("verdict_json")
@@ -388,6 +389,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         lines = table.render(sorted(results, key=_table_order), session.unavailable()) if results else []
         for line in [*lines, *(f"required, but nothing was judged on it: {name}" for name in missing)]:
             terminalreporter.line(line)
+    elif exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        terminalreporter.line(NOTHING_RAN)
 
 
 def _write_verdicts(

@@ -21,7 +21,7 @@ from oracle.report import Outcome
 from tests import environment, table
 from tests.__main__ import PARALLEL
 from tests.implementations import UsageError
-from tests.plugin import CASES, Session, unmet
+from tests.plugin import CASES, NOTHING_RAN, Session, unmet
 
 ROOT = CASES.parent
 
@@ -285,6 +285,13 @@ def test_a_request_that_cannot_be_met_ends_with_status_4() -> None:
     text = run("--op", "colapse", expect=4)
     assert "--op colapse: unknown, expected one of expand, collapse" in text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("workers", [(), (*PARALLEL, "-n", "2")], ids=["alone", "parallel"])
+def test_a_run_without_a_test_says_so(workers: tuple[str, ...]) -> None:
+    """Catches a mistyped -k, which ends in a status that says nothing to who does not know pytest's."""
+    text = run("-k", "no-such-test", "--case", CASE, *workers, expect=5)
+    assert text.split("\n").count(NOTHING_RAN) == 1
 
 
 OPTIONS = ("op", "case", "tp", "law", "subject", "backend", "impl", "require")
