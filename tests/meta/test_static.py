@@ -60,6 +60,29 @@ FUSED_FAST_DIVISION = """
         /*00d0*/                   MUFU.RCP R0, R6 ;
         /*0100*/                   FFMA R3, R0, R7, R9 ;
 """
+INTEGER_DIVISION = """
+        /*0090*/                   I2F.U32.RP R9, UR8 ;
+        /*00a0*/                   MUFU.RCP R9, R9 ;
+        /*00b0*/                   IADD3 R6, R9, 0xffffffe, RZ ;
+        /*00c0*/                   F2I.FTZ.U32.TRUNC.NTZ R7, R6 ;
+"""
+FAST_DIVISION_BY_AN_INTEGER = """
+        /*0090*/                   I2F.U32.RP R9, UR8 ;
+        /*00a0*/                   MUFU.RCP R9, R9 ;
+        /*00b0*/                   FMUL R6, R9, R5 ;
+"""
+FLOAT_READ_AS_INTEGER = """
+        /*0080*/                   I2F.U32.RP R9, UR8 ;
+        /*0090*/                   FADD R9, R3, R4 ;
+        /*00a0*/                   MUFU.RCP R9, R9 ;
+        /*00b0*/                   IADD3 R6, R9, 0xffffffe, RZ ;
+"""
+CONSTANTS_AND_HALVES = """
+        /*0080*/                   HFMA2 R9, -RZ, RZ, 1.875, 0 ;
+        /*0090*/                   HFMA2.MMA R8, -RZ, RZ, 0, 0 ;
+        /*00a0*/                   HFMA2 R7, R9, R8, R8 ;
+        /*00b0*/                   HFMA2.BF16_V2 R6, -RZ, RZ, R8 ;
+"""
 LOST_SEED = """
         /*00d0*/                   MUFU.RSQ R5, R6 ;
         /*00e0*/                   MOV R5, R7 ;
@@ -83,10 +106,13 @@ def kinds(facts: Facts, allowed: Allowed) -> list[str]:
         (BRANCHED_ROOT, []),
         (NAN_MAKER, []),
         (LOST_SEED, ["MUFU.RSQ first read by nothing"]),
+        (INTEGER_DIVISION, []),
+        (FAST_DIVISION_BY_AN_INTEGER, ["MUFU.RCP first read by FMUL"]),
+        (FLOAT_READ_AS_INTEGER, ["MUFU.RCP first read by IADD3"]),
     ],
 )
 def test_seeds_are_told_apart_by_their_first_reader(text: str, expected: list[str]) -> None:
-    """Catches a rule that allows every seed, one that refuses IEEE divisions, and one blind to guards or moves."""
+    """Catches a rule that allows every seed, refuses IEEE or integer divisions, or is blind to guards or moves."""
     assert sass.unrefined(sass.instructions(text)) == expected
 
 
@@ -99,6 +125,55 @@ def test_wide_loads_are_global_loads_of_16_bytes_or_more() -> None:
     """Catches stores, shared memory and narrow loads taken for what keeps the memory busy."""
     counted = {"LDG.E.128": 2, "LDG.E.ENL2.256": 1, "LDG.E.64": 5, "STG.E.128": 7, "LDS.128": 9}
     assert sass.wide_loads(counted) == 3
+
+
+def test_half_floats_that_hold_a_constant_are_no_arithmetic() -> None:
+    """Catches an alarm at every kernel with a constant, and fp16 arithmetic taken for one."""
+    found = sass.opcodes(sass.instructions(CONSTANTS_AND_HALVES))
+    assert sass.foreign(found) == {"HFMA2": 1, "HFMA2.BF16_V2": 1}
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "add.rn.f64", "selp.f64", "ld.global.f64", "cvt.f64.f32", "cvt.rn.f32.f64", "cvt.rn.f16.f32", "cvt.f32.f16",
+        "ld.global.f16", "cvt.rz.bf16.f32", "cvt.rz.bf16x2.f32", "cvt.rn.relu.bf16x2.f32", "cvt.rz.f32.s32",
+        "cvt.rni.s32.f32", "cvt.rn.satfinite.e4m3x2.f32", "cvt.rna.tf32.f32", "abs.ftz.f32", "setp.lt.ftz.f32",
+        "add.rz.f32", "max.ftz.f32", "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16",
+        "tcgen05.mma.cta_group::1.kind::i8", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
+    ],
+)  # fmt: skip
+def test_ptx_that_leaves_fp32_or_rounds_otherwise_is_refused(opcode: str) -> None:
+    """Catches a sum in fp64, a value sent through fp16, a truncating store, a flush, a matrix instruction passed."""
+    assert ptx.inexact(ptx.arithmetic(f"@%p1 {opcode} %r1, %r2;")) == {opcode: 1}
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        "cvt.f32.bf16", "cvt.rn.bf16.f32", "cvt.rn.bf16x2.f32", "cvt.rn.f32.s32", "max.NaN.f32", "setp.gt.and.f32",
+        "ld.global.nc.L1::evict_last.v4.f32", "st.shared.v2.f32", "mov.f32", "neg.f32", "selp.f32", "sqrt.rn.f32",
+    ],
+)  # fmt: skip
+def test_ptx_that_is_exact_or_rounds_once_is_allowed(opcode: str) -> None:
+    """Catches an alarm at what the contract's own sequences are made of."""
+    found = ptx.arithmetic(f"{{ {opcode} %r1, %r2; }}")
+    assert (dict(found), ptx.inexact(found)) == ({opcode: 1}, {})
+
+
+@pytest.mark.parametrize(
+    ("opcode", "ordered"),
+    [
+        ("atom.global.gpu.acq_rel.add.f32", False), ("red.global.add.f32", False), ("atom.shared.cas.b32", False),
+        ("red.global.add.noftz.bf16x2", False), ("atom.global.exch.b32", False), ("atom.add.f64", False),
+        ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", False),
+        ("atom.global.gpu.acq_rel.add.u32", True), ("red.shared::cta.max.s32", True),
+    ],
+)  # fmt: skip
+def test_atomics_of_floats_are_refused(opcode: str, ordered: bool) -> None:
+    """Catches sums in the order in which threads come, and an alarm at a counter of integers."""
+    found = ptx.arithmetic(f"{opcode} %r1, [%rd1], %r2;")
+    assert (ptx.unordered(found), ptx.inexact(found)) == ({} if ordered else {opcode: 1}, {})
 
 
 def test_only_rounded_fp32_operations_are_exact() -> None:
@@ -140,6 +215,17 @@ def test_requested_fma_are_counted_lane_by_lane() -> None:
         ({"ptx": {"div.rn.f32": 1}}, Allowed(root=True), ["unexpected"]),
         ({"ptx": {"sqrt.rn.f32": 1}}, Allowed(division=True), ["unexpected"]),
         ({"opcodes": {"STL.64": 2}}, Allowed(), ["spill"]),
+        ({"opcodes": {"FHFMA.BF16": 1}}, Allowed(), ["fused"]),
+        ({"opcodes": {"DFMA": 1}}, Allowed(fma=True), ["approximate"]),
+        ({"opcodes": {"F2FP.BF16.F32.PACK_AB": 1, "F2F.BF16.F32": 1}}, Allowed(), []),
+        ({"opcodes": {"F2FP.BF16.F32.PACK_AB.RZ": 1}}, Allowed(), ["approximate"]),
+        ({"opcodes": {"HADD2.F32": 1}}, Allowed(), ["approximate"]),
+        ({"opcodes": {"FMNMX.FTZ": 1}}, Allowed(division=True), ["approximate"]),
+        ({"opcodes": {"FMUL.FTZ": 2}, "ptx": {"sqrt.rn.f32": 1}}, Allowed(root=True), []),
+        ({"ptx": {"cvt.f64.f32": 1}}, Allowed(fma=True), ["approximate"]),
+        ({"ptx": {"atom.global.add.f32": 1}}, Allowed(), ["unordered"]),
+        ({"opcodes": {"REDG.E.ADD.F32.FTZ.RN.STRONG.GPU": 1}}, Allowed(), ["unordered"]),
+        ({"opcodes": {"REDG.E.ADD.STRONG.GPU": 1}}, Allowed(), []),
     ],
 )
 def test_each_rule_has_its_finding(changes: dict[str, Any], allowed: Allowed, expected: list[str]) -> None:
@@ -188,7 +274,7 @@ def words(found: dict[str, Any]) -> dict[str, set[str]]:
 
 @pytest.mark.skipif(bool(compiling.unavailable("triton")), reason=compiling.unavailable("triton"))
 def test_planted_triton_kernels_are_found(tmp_path: Path) -> None:
-    """Catches a lane blind to fusion, approximate division, exp or root, a spill, or a kernel it does not know."""
+    """Catches a lane blind to fusion, approximations, other formats, atomics, a spill, or a kernel it does not know."""
     found = static("--language", "triton", "--kernels", "tests.meta.planted_static", folder=tmp_path)
     assert {name.split("(")[1].split(",")[0]: kinds for name, kinds in words(found).items()} == {
         "collapse unfused": set(),
@@ -200,6 +286,12 @@ def test_planted_triton_kernels_are_found(tmp_path: Path) -> None:
         "head root": {"approximate"},
         "collapse spilled": {"spill"},
         "expand unheard": {"unknown"},
+        "fn_broadcast divided by a count": set(),
+        "mean approximately divided": {"approximate"},
+        "mean in fp64": {"approximate"},
+        "mean through fp16": {"approximate"},
+        "mean truncated": {"approximate"},
+        "mean by atomics": {"unordered"},
     }
 
 

@@ -2,6 +2,8 @@
 
 An assembler may contract a product and a sum that carry no rounding, and none that do. So PTX whose float arithmetic
 all carries `.rn` leaves it nothing to decide.
+
+What is allowed is listed, the rest is refused: whatever opcode next year's compiler has for fewer bits is not here.
 """
 
 from __future__ import annotations
@@ -10,25 +12,48 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-ARITHMETIC = (
-    "add sub mul fma mad div rcp sqrt rsqrt ex2 lg2 sin cos tanh mma wmma wgmma tcgen05 dp2a dp4a".split()  # noqa: SIM905
+OPCODE = re.compile(r"(?<![\w.%$])[a-z]\w*(?:(?:\.|::)\w+)+")
+# Any of these among its parts makes an opcode one of floats: a format, a liberty taken with floats, a matrix product.
+FLOATS = re.compile(r"b?f16(?:x2)?|tf32|f32(?:x2)?|f64|[a-z]+\d+m\d+(?:x\d)?|ftz|approx|mma|mma_async")
+ATOMIC = re.compile(r"(?:atom|red|cp\.reduce)\.")
+# A sum of integers, or the largest of them, is the same in whatever order threads come; the winner of a `cas` is not.
+ORDERLESS = re.compile(r"(?:atom|red)\.[\w.:]*\b(?:add|inc|dec|and|or|xor|min|max)\.[bsu]\d+")
+ALLOWED = (
+    # One fp32 operation; an operand that is still bf16 ("fma.rn.f32.bf16") is widened, exactly, before it.
+    r"(?:add|sub|mul|fma|div|rcp|sqrt)\.rn\.f32(?:x2|\.bf16)?",
+    # bf16 to fp32 is exact, and a result is rounded to bf16 once, to nearest.
+    r"cvt\.f32\.bf16",
+    r"cvt\.rn\.bf16(?:x2)?\.f32",
+    # The number of elements that a mean divides by is an integer argument.
+    r"cvt\.rn\.f32\.[su](?:32|64)",
+    # What moves a value, changes its sign, compares it or chooses rounds nothing.
+    r"(?:mov|ld|st)\.(?:[\w:]+\.)*(?:bf16|f32)",
+    r"(?:abs|neg|selp|(?:max|min)(?:\.NaN)?|setp\.\w+(?:\.(?:and|or|xor))?)\.f32",
 )
-FLOAT = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "tf32")
-OPCODE = re.compile(rf"(?<![\w.%$])(?:{'|'.join(ARITHMETIC)})(?:\.\w+)+")
-# An operand that is still bf16 ("fma.rn.f32.bf16") is widened, exactly, before the one fp32 operation.
-EXACT = re.compile(r"(?:add|sub|mul|fma|div|rcp|sqrt)\.rn\.f32(?:x2|\.bf16)?")
+EXACT = re.compile("|".join(ALLOWED))
 FMA_CALL = re.compile(r"(?<!declare )(?:float|<(?P<lanes>\d+) x float>) @llvm\.fma\.(?:v\d+)?f32\(")
 
 
 def arithmetic(ptx: str) -> Counter[str]:
-    """How often each float arithmetic opcode stands in the PTX, matrix instructions included."""
+    """How often each opcode of floats and each atomic one stands in the PTX, matrix instructions included."""
     found = (match.group() for match in OPCODE.finditer(ptx))
-    return Counter(opcode for opcode in found if set(opcode.split(".")) & {*FLOAT, "mma_async", "mma"})
+    return Counter(opcode for opcode in found if ATOMIC.match(opcode) or _of_floats(opcode))
+
+
+def _of_floats(opcode: str) -> bool:
+    return any(FLOATS.fullmatch(part) for part in re.split(r"\.|::", opcode))
 
 
 def inexact(found: Mapping[str, int]) -> dict[str, int]:
-    """The opcodes that are not one fp32 operation rounded to nearest: approximate, flushing, narrower, or fusable."""
-    return {opcode: number for opcode, number in found.items() if not EXACT.fullmatch(opcode)}
+    """The opcodes that are not allowed: approximate, flushing, free to be fused, in another format, truncating."""
+    return {opcode: number for opcode, number in found.items() if not (EXACT.fullmatch(opcode) or ATOMIC.match(opcode))}
+
+
+def unordered(found: Mapping[str, int]) -> dict[str, int]:
+    """The atomic opcodes whose result depends on which thread comes first, as a sum of floats does."""
+    return {
+        opcode: number for opcode, number in found.items() if ATOMIC.match(opcode) and not ORDERLESS.fullmatch(opcode)
+    }
 
 
 def fused(found: Mapping[str, int]) -> int:

@@ -27,9 +27,9 @@ MATRIX = ("HMMA", "DMMA", "HGMMA", "QGMMA", "UTCHMMA", "UTCQMMA")
 class Facts:
     """What was read off one compiled kernel, as plain data that a file can keep.
 
-    `opcodes` and `ptx` count instructions and float arithmetic; `seeds` is what `sass.unrefined` gave;
+    `opcodes` and `ptx` count instructions and opcodes of floats; `seeds` is what `sass.unrefined` gave;
     `requested` is the number of fma that the source asked for, None where the compiler does not say; `fusable` tells
-    whether the last compiler that could contract would have, had it been allowed.
+    whether the last compiler that could contract has, or would have, had it been allowed.
     """
 
     opcodes: Mapping[str, int]
@@ -76,6 +76,7 @@ def findings(facts: Facts, allowed: Allowed) -> list[Finding]:
     """What is wrong with a kernel's code; empty when nothing is."""
     found = [Finding("fused", sentence) for sentence in _fused(facts, allowed)]
     found += [Finding("approximate", sentence) for sentence in _approximate(facts)]
+    found += [Finding("unordered", sentence) for sentence in _unordered(facts)]
     found += [Finding("unexpected", sentence) for sentence in _unexpected(facts, allowed)]
     spilled = sass.count(facts.opcodes, "LDL", "STL")
     if spilled:
@@ -87,7 +88,7 @@ def findings(facts: Facts, allowed: Allowed) -> list[Finding]:
 
 
 def _fused(facts: Facts, allowed: Allowed) -> Iterator[str]:
-    contracted = sass.count(facts.opcodes, "FFMA")
+    contracted = sass.count(facts.opcodes, "FFMA", "FHFMA")
     if contracted and allowed.separate:
         yield f"{contracted} FFMA, though all roundings of its sequence are separate"
     written = ptx.fused(facts.ptx)
@@ -95,18 +96,30 @@ def _fused(facts: Facts, allowed: Allowed) -> Iterator[str]:
     if expected is not None and written != expected:
         yield f"{written} fma in its PTX, where its sequence has {expected}"
     if facts.fusable:
-        yield "it has products and sums that a compiler would fuse as soon as it were allowed to"
+        yield "it has products and sums that a compiler has fused, or would fuse as soon as it were allowed to"
 
 
 def _approximate(facts: Facts) -> Iterator[str]:
     for opcode, number in ptx.inexact(facts.ptx).items():
-        yield f"{number} {opcode} in its PTX, which is not one fp32 operation rounded to nearest"
+        yield f"{number} {opcode} in its PTX: neither one fp32 operation rounded to nearest, nor exact, nor to bf16"
     for opcode, number in facts.opcodes.items():
         stem, _, rest = opcode.partition(".")
         if (stem == "MUFU" and rest.startswith(APPROXIMATE)) or stem in MATRIX:
             yield f"{number} {opcode}"
+    for opcode, number in sass.foreign(facts.opcodes).items():
+        yield f"{number} {opcode}, which no fp32 sequence is made of"
+    if not any(facts.ptx.get(f"{opcode}.rn.f32") for opcode in ("div", "rcp", "sqrt")):
+        for opcode, number in sass.liberties(facts.opcodes).items():
+            yield f"{number} {opcode}, though there is no IEEE division or root that it could be a step of"
     for seed, number in Counter(facts.seeds).items():
         yield f"{number} {seed}, unrefined"
+
+
+def _unordered(facts: Facts) -> Iterator[str]:
+    for opcode, number in ptx.unordered(facts.ptx).items():
+        yield f"{number} {opcode} in its PTX, whose result depends on which thread comes first"
+    for opcode, number in sass.unordered(facts.opcodes).items():
+        yield f"{number} {opcode}, whose result depends on which thread comes first"
 
 
 def _unexpected(facts: Facts, allowed: Allowed) -> Iterator[str]:

@@ -7,7 +7,9 @@ belongs to shows in the first instruction that reads it, on every path:
 - IEEE division and reciprocal: `FFMA e, seed, -d, 1`, the seed's error (or `FFMA e, seed, d, -1`), where d or the 1
   may stand in another register;
 - IEEE square root: `FMUL.FTZ`, twice, whose products go on to the refinement; ordinary code holds no `.FTZ` here;
-- the slow path of a division makes its NaN by `MUFU.RSQ r, -QNAN`: no seed at all.
+- the slow path of a division makes its NaN by `MUFU.RSQ r, -QNAN`: no seed at all;
+- a division of integers takes the reciprocal of a divisor that it converted, rounded up (`I2F.U32.RP`), and adds to the
+  reciprocal's bits as to an integer: its quotient is corrected later, and no float comes of it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,13 @@ MOVES = ("MOV", "IMAD.MOV")
 # Where a path ends; a slow path that is called computes its result anew, in the register of the seed.
 ENDS = ("EXIT", "RET", "CALL")
 ONE = re.compile(r"[-+]?1(?:\.0*)?")
+CONVERTED = re.compile(r"U?I2F\.(?:\w+\.)*RP")
+INTEGER_SUMS = ("IADD", "IADD3", "VIADD")
+
+TO_BF16 = ("F2F.BF16.F32", "F2FP.BF16.F32.PACK_AB", "F2FP.BF16.PACK_AB")
+FOREIGN = re.compile(r"D(?:ADD|MUL|FMA|MNMX|SETP)\b|H(?:ADD|MUL|FMA)2|F2FP?\b")
+FLOAT_ATOMIC = re.compile(r"(?:ATOM|RED)[A-Z]*\.(?:\w+\.)*B?F(?:16|32|64)")
+LIBERTY = re.compile(r"F(?:ADD|MUL|FMA|MNMX)[23]?\.(?:\w+\.)*(?:FTZ|RZ|RM|RP)\b")
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,19 @@ def instructions(disassembly: str) -> list[Instruction]:
 
 
 def opcodes(code: Sequence[Instruction]) -> Counter[str]:
-    """How often each opcode stands in the code, modifiers included."""
-    return Counter(instruction.opcode for instruction in code)
+    """How often each opcode stands in the code, modifiers included, but for half floats that merely hold a constant."""
+    return Counter(instruction.opcode for instruction in code if not _holds_constant(instruction))
+
+
+def _holds_constant(instruction: Instruction) -> bool:
+    """Whether it is `HFMA2 r, -RZ, RZ, a, b`, by which an assembler writes a constant's two halves."""
+    zeros = tuple(_unsigned(operand) for operand in instruction.operands[1:3])
+    return instruction.opcode in ("HFMA2", "HFMA2.MMA") and zeros == ("RZ", "RZ")
 
 
 def arithmetic(code: Sequence[Instruction]) -> Counter[str]:
     """How often each fp32 operation that can be fused, or is the fusion of two, stands in the code."""
-    stems = ("FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2")
+    stems = ("FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2", "FHFMA", "FHMUL", "FHADD")
     return Counter(one.opcode for one in code if one.opcode.partition(".")[0] in stems)
 
 
@@ -82,10 +97,21 @@ def unrefined(code: Sequence[Instruction]) -> list[str]:
     for index, instruction in enumerate(code):
         if instruction.opcode.startswith(SEEDS) and "QNAN" not in "".join(instruction.operands):
             readers = _first_readers(code, places, index)
+            if _divides_integers(code, index, readers):
+                continue
             wrong = [reader.opcode for reader in readers if not _refines(instruction, reader)]
             if wrong or not readers:
                 found.append(f"{instruction.opcode} first read by {wrong[0] if wrong else 'nothing'}")
     return found
+
+
+def _divides_integers(code: Sequence[Instruction], index: int, readers: Sequence[Instruction]) -> bool:
+    """Whether a seed is the reciprocal of a divisor converted from an integer, and is read as an integer only."""
+    divisor = _unsigned(code[index].operands[-1])
+    writers = (one for one in reversed(code[:index]) if one.operands and one.operands[0] == divisor)
+    writer = next(writers, None)
+    as_integer = all(reader.opcode.partition(".")[0] in INTEGER_SUMS for reader in readers)
+    return writer is not None and CONVERTED.fullmatch(writer.opcode) is not None and bool(readers) and as_integer
 
 
 def _first_readers(code: Sequence[Instruction], places: Mapping[str, int], start: int) -> list[Instruction]:
@@ -147,6 +173,21 @@ def count(found: Mapping[str, int], *stems: str) -> int:
         elif stem.endswith("2") and stem[:-1] in stems:
             total += 2 * number
     return total
+
+
+def foreign(found: Mapping[str, int]) -> dict[str, int]:
+    """The opcodes that no fp32 sequence is made of: fp64 and fp16 arithmetic, and all but one rounding to bf16."""
+    return {opcode: number for opcode, number in found.items() if FOREIGN.match(opcode) and opcode not in TO_BF16}
+
+
+def unordered(found: Mapping[str, int]) -> dict[str, int]:
+    """The atomic opcodes that add floats, in the order in which threads come."""
+    return {opcode: number for opcode, number in found.items() if FLOAT_ATOMIC.match(opcode)}
+
+
+def liberties(found: Mapping[str, int]) -> dict[str, int]:
+    """The fp32 opcodes that flush subnormals or do not round to nearest; steps of IEEE divisions and roots do."""
+    return {opcode: number for opcode, number in found.items() if LIBERTY.match(opcode)}
 
 
 def wide_loads(found: Mapping[str, int]) -> int:
