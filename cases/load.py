@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from cases.faults import alike, sentence
 from cases.flags import CASES_DIR, FLAGS_FILE
 from cases.schema import KEYS, Case
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
-
-SHOWN_FAULTS = 5
-"""How many faults of one file its message lists."""
 
 
 class CaseError(ValueError):
@@ -67,12 +58,6 @@ def find_case(name: str, root: str | Path = CASES_DIR) -> Path:
     raise CaseError(f"{shown(Path(root))}: expected the name of a case, got {name!r}{perhaps}")
 
 
-def alike(word: str, known: Iterable[str]) -> list[str]:
-    """At most five of the known words that `word` may have been meant for: those it is in, or else those near it."""
-    names = list(known)
-    return [name for name in names if word in name][:5] or difflib.get_close_matches(word, names, 5, cutoff=0.7)
-
-
 def parse_case(text: str, where: str) -> Case:
     """A case from TOML text; `where` names its origin in the CaseError that a fault raises."""
     try:
@@ -85,7 +70,7 @@ def parse_case(text: str, where: str) -> Case:
     try:
         return Case.model_validate(data)
     except ValidationError as fault:
-        raise CaseError(f"{where}: {_sentence(fault)}") from None
+        raise CaseError(f"{where}: {sentence(fault, KEYS)}") from None
 
 
 def read_text(path: Path) -> str:
@@ -107,43 +92,3 @@ def shown(path: Path) -> str:
 def from_caller(path: str) -> Path:
     """A path as the shell means it: `./run` leaves the folder where it is called, and notes it in MHC_CALLED_FROM."""
     return Path(os.environ.get("MHC_CALLED_FROM", ""), path)
-
-
-def _sentence(fault: ValidationError) -> str:
-    """The first faults, and how many more there are."""
-    faults = fault.errors(include_url=False)
-    more = f" (and {len(faults) - SHOWN_FAULTS} more)" if len(faults) > SHOWN_FAULTS else ""
-    return "; ".join(_one(one) for one in faults[:SHOWN_FAULTS]) + more
-
-
-def _one(error: ErrorDetails) -> str:
-    """One fault as `key: expected this, got that`."""
-    key = ".".join(str(part) for part in error["loc"])
-    got, context = error["input"], error.get("ctx", {})
-    if error["type"] == "value_error":
-        message = str(context["error"])
-        return f"{key}: {message}" if key else message
-    return f"{key}: expected {_expected(error, context)}, got {_short(got, error['type'])}"
-
-
-def _expected(error: ErrorDetails, context: dict[str, Any]) -> str:
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        near = alike(str(error["loc"][-1]), KEYS)
-        return "no such key" + (f" (did you mean {' or '.join(near)}?)" if near else "")
-    if kind == "missing":
-        return "a value"
-    if kind == "too_short":
-        return f"{context['min_length']} or more items"
-    if kind == "literal_error":
-        return str(context["expected"])
-    if kind == "string_pattern_mismatch":
-        return f"text that matches {context['pattern']}"
-    return error["msg"].removeprefix("Input should be ").replace("a valid i", "an i").replace("a valid ", "a ")
-
-
-def _short(got: object, kind: str) -> str:
-    if kind == "missing":
-        return "none"
-    text = repr(got)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import fast.backends
-from cases.load import CaseError, alike, from_caller, load_all
+from cases.faults import alike
+from cases.load import CaseError, from_caller, load_all
 from cases.ops import OPS
 from cases.schema import Case
 from oracle.report import Context, Outcome, failure

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from cases.build import Inputs
+from cases.faults import sentence
 from cases.schema import Case
-from tests.faults import first_fault
 from tests.implementations import UsageError
 from tests.judge import Failure, built, parameters
 
@@ -70,7 +70,7 @@ def load(path: Path) -> tuple[Case, Inputs]:
         about = About.model_validate_json(metadata.get(KEY, ""))
         return about.case, Inputs(_called_with(about.case, tensors), _params(about))
     except ValidationError as fault:
-        reason = first_fault(fault) if KEY in metadata else f"its metadata has no {KEY}"
+        reason = sentence(fault) if KEY in metadata else f"its metadata has no {KEY}"
     except (OSError, SafetensorError, ValueError) as error:
         reason = str(error)
     raise UsageError(f"--replay {path}: not a file that --dump wrote: {reason}")

@@ -19,10 +19,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cases.digest import digest
+from cases.faults import sentence
 from cases.load import from_caller
 from cases.schema import SHA256, Case
 from oracle.compare import POISON
-from tests.faults import first_fault
 from tests.judge import Failure, digests
 from tests.table import Result
 
@@ -142,7 +142,7 @@ def load(path: Path) -> Run:
     except OSError as error:
         refuse(f"{path} cannot be read: {error.strerror}")
     except ValidationError as fault:
-        refuse(f"{path} is no file of --verdict-json, schema {SCHEMA}: {first_fault(fault)}")
+        refuse(f"{path} is no file of --verdict-json, schema {SCHEMA}: {sentence(fault)}")
 
 
 def refuse(sentence: str) -> NoReturn:

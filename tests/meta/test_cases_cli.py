@@ -62,7 +62,7 @@ def test_new_refuses_bad_words(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert new(tmp_path, "Bad_Name", "collapse") == 2
     assert "name: expected text that matches" in refused(capsys)
     assert new(tmp_path, "bad-tokens", "collapse", "--tokens", "-1") == 2
-    assert "tokens: expected greater than or equal to 0" in refused(capsys)
+    assert "tokens: expected at least 0" in refused(capsys)
     assert new(tmp_path / "none", "nowhere", "collapse") == 2
     assert "--into: expected a directory" in refused(capsys)
     assert list(tmp_path.iterdir()) == []

@@ -39,7 +39,7 @@ def test_flags_are_no_case() -> None:
     [
         ({"hiden": 16}, ("hiden", "expected no such key (did you mean hidden?)", "got 16")),
         ({"zzz": 16}, ("zzz: expected no such key, got 16",)),
-        ({"tokens": 10**23}, ("tokens: expected less than or equal to 1048576, got 1000",)),
+        ({"tokens": 10**23}, ("tokens: expected at most 1048576, got 1000",)),
         ({"hidden": None}, ("hidden", "expected a number for op collapse", "got none")),
         ({"op": "colapse"}, ("op", "expected one of expand, collapse", "got 'colapse'")),
         ({"flags": ["ordr"]}, ("flags.0", "[flags] in flags.toml", "got 'ordr'")),
