@@ -7,6 +7,7 @@ process of their own, since in this one Triton interprets.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,11 +17,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.static import compiling, ptx, records, sass
+from tests.static import compiling, nvcc_flags, ptx, records, sass
 from tests.static.allowed import ENTRIES, Entry
+from tests.static.launches import Call, TileLangLaunch
 from tests.static.records import Verdict
 from tests.static.rules import Allowed, Facts, Finding, findings
-from tests.static.units import Unit
+from tests.static.units import BadLaunches, Unit, _named, known
 
 ROOT = Path(__file__).parents[2]
 CLEAN = Facts({"LDG.E.128": 4, "FMUL": 8, "FADD": 8}, {"mul.rn.f32": 8, "add.rn.f32": 8}, (), 0, False)
@@ -297,12 +299,183 @@ def test_planted_triton_kernels_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(compiling.unavailable("tilelang")), reason=compiling.unavailable("tilelang"))
 def test_planted_tilelang_kernels_are_found(tmp_path: Path) -> None:
-    """Catches a lane that is blind to fusion by nvcc, or to code that only a flag keeps from it."""
+    """Catches a lane blind to fusion by nvcc where fma is due, to code that a flag alone keeps from it."""
     found = static("--language", "tilelang", "--kernels", "tests.meta.planted_tilelang", folder=tmp_path)
-    verdicts = found["verdicts"]
-    assert [row["findings"] != [] for row in verdicts] == [True, True], verdicts
-    assert "would fuse" in verdicts[0]["findings"][0]
-    assert "FFMA" in verdicts[1]["findings"][0]
+    assert {name.split("project ")[1].split(",")[0]: kinds for name, kinds in words(found).items()} == {
+        "flagged": {"fused"},
+        "fused": {"fused"},
+        "fused where fma is due": {"fused"},
+        "told to fuse where fma is due": {"fused"},
+        "left to the compiler": set(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "after", "apart"),
+    [
+        (["-O3", "-fmad=false"], "", "", True),
+        (["--fmad", "false", "-lineinfo"], "", "", True),
+        (["-fmad=false", "--use_fast_math"], "", "", True),
+        (["-fmad=false"], "-fmad=true", "-lineinfo", True),
+        ([], "", "", False),
+        (["--use_fast_math"], "", "", False),
+        (["-fmad=false", "--fmad=true"], "", "", False),
+        (["-fmad=false"], "", "-lineinfo -fmad true", False),
+        (["-fmad=false", "-optf", "more.txt"], "", "", False),
+        ([], "-fmad=false", "", True),
+    ],
+)
+def test_contraction_is_what_nvcc_makes_of_all_its_options(
+    options: list[str], before: str, after: str, apart: bool
+) -> None:
+    """Catches a kernel taken for uncontracted by one of its flags, where a later one or a variable says otherwise."""
+    environment = {nvcc_flags.BEFORE: before, nvcc_flags.AFTER: after}
+    assert nvcc_flags.keep_apart(options, environment) == apart
+
+
+def test_another_contraction_is_all_that_a_second_build_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a second build that a variable turns into the first, and one that loses its other options."""
+    monkeypatch.setenv(nvcc_flags.AFTER, "-lineinfo --fmad true")
+    monkeypatch.delenv(nvcc_flags.BEFORE, raising=False)
+    assert compiling._with_contraction(["-I/a", "-fmad=true"], "-fmad=false") == (
+        ["-I/a", "-fmad=false"],
+        {nvcc_flags.AFTER: "-lineinfo"},
+    )
+
+
+def run_static(*arguments: str) -> tuple[int, str]:
+    """The exit status of a run on planted Triton kernels, and what it says of a failure."""
+    command = [sys.executable, "-m", "tests.static", "--kernels", "tests.meta.planted_static", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr.strip()
+
+
+def test_a_run_that_judges_nothing_fails() -> None:
+    """Catches a mistyped name that is a success, also where languages are required."""
+    status, said = run_static("-k", "nosuchkernel")
+    assert (status, said.startswith("static: nothing was judged: ")) == (5, True), said
+    status, said = run_static("-k", "nosuchkernel", "--require", "triton", "--require", "tilelang")
+    assert (status, said) == (2, "static: required, but no kernel of it was judged: tilelang, triton")
+
+
+@pytest.mark.skipif(bool(compiling.unavailable("triton")), reason=compiling.unavailable("triton"))
+def test_a_required_language_that_was_filtered_away_fails() -> None:
+    """Catches a row that requires a language, leaves it out and is green, or takes Triton's kernels for TileLang's."""
+    status, said = run_static("--arch", "90", "-k", "project unfused", "--require", "tilelang")
+    assert (status, said) == (2, "static: required, but no kernel of it was judged: tilelang")
+    assert run_static("--arch", "90", "-k", "project unfused", "--require", "triton") == (0, "")
+
+
+@pytest.mark.parametrize("module", ["tests.meta.no_such_module", "tests.meta.documents"])
+def test_a_module_without_launches_gets_a_sentence(module: str) -> None:
+    """Catches a traceback for a mistyped module."""
+    with pytest.raises(BadLaunches, match=f"--kernels {module}: expected a module with a function launches"):
+        known("triton", module)
+
+
+def make_planted() -> None:
+    """A function for launches that nobody compiles."""
+
+
+def test_launches_of_one_name_do_not_hide_each_other() -> None:
+    """Catches a wrong launch that is not judged since a right one has its name."""
+    one, other = (TileLangLaunch(make_planted, (size,), Call("mean", 1, 8, 1, ("mine",))) for size in (1, 2))
+    with pytest.raises(BadLaunches, match="two launches are named planted n=1"):
+        _named([one, other])
+
+
+HELPER = {
+    "triton": """
+import triton
+import triton.language as tl
+
+FACTOR = 2.0
+
+@triton.jit
+def step(a, b):
+    return a + b
+""",
+    "tilelang": """
+FACTOR = 2.0
+
+def step(o, a, b):
+    return o.add(a, b)
+""",
+}
+KERNEL = {
+    "triton": """
+import triton
+import triton.language as tl
+from owed import helper
+from tests.static.launches import Call, TritonLaunch
+
+@triton.jit
+def sum_kernel(x, out, BLOCK: tl.constexpr):
+    h = tl.arange(0, BLOCK)
+    tl.store(out + h, helper.step(tl.load(x + h), helper.FACTOR))
+
+def launches():
+    types = {"x": "*fp32", "out": "*fp32", "BLOCK": "constexpr"}
+    call = [Call("project", 1, 128, 1, (name,)) for name in ("one", "other", "changed")]
+    options = [{}, {}, {"enable_fp_fusion": True}]
+    return [TritonLaunch(sum_kernel, types, {"BLOCK": 128}, (), 4, *pair) for pair in zip(call, options)]
+""",
+    "tilelang": """
+import tilelang.language as T
+from owed.helper import FACTOR, step
+from tests.static.launches import Call, TileLangLaunch
+
+def make_fold(o, size):
+    @T.prim_func
+    def traced(x: T.Tensor((size,), T.float32), out: T.Tensor((size,), T.float32)):
+        with T.Kernel(1, threads=128):
+            for h in T.Parallel(size):
+                out[h] = step(o, x[h], T.float32(FACTOR))
+    return traced
+
+def launches():
+    call = [Call("project", 1, 128, 1, (name,)) for name in ("one", "other", "changed")]
+    options = [{}, {}, {"compile_flags": []}]
+    return [TileLangLaunch(make_fold, (128,), *pair) for pair in zip(call, options)]
+""",
+}
+DIGESTS = """
+import sys
+import tests.static.__main__
+from tests.static.units import units
+for unit in units(sys.argv[1], "owed.kernels", everything=False, wanted=lambda name, arch: arch == 90):
+    print(unit.digest)
+"""
+
+
+def digests(language: str, folder: Path, **variables: str) -> list[str]:
+    """The digests of three launches in a package there: two of the same, and one with other options."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **variables}
+    command = [sys.executable, "-c", DIGESTS, language]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("language", "variables"),
+    [("triton", {"PTXAS_OPTIONS": "--fmad=true"}), ("tilelang", {"NVCC_APPEND_FLAGS": "-fmad=true"})],
+)
+def test_a_cached_verdict_is_of_the_same_kernel(language: str, variables: dict[str, str], tmp_path: Path) -> None:
+    """Catches a stale verdict: after a change in a helper, in a constant of another module, an option, a variable."""
+    if reason := compiling.unavailable(language):
+        pytest.skip(reason)
+    folder = tmp_path / "owed"
+    folder.mkdir()
+    (folder / "kernels.py").write_text(KERNEL[language])
+    (folder / "helper.py").write_text(HELPER[language])
+    one, other, changed = digests(language, tmp_path)
+    assert one == other != changed
+    assert one not in digests(language, tmp_path, **variables)
+    (folder / "helper.py").write_text(HELPER[language].replace("2.0", "3.0"))
+    third = digests(language, tmp_path)[0]
+    (folder / "helper.py").write_text(HELPER[language].replace("add(a, b)", "mul(a, b)").replace("a + b", "a * b"))
+    assert len({one, third, digests(language, tmp_path)[0]}) == 3
 
 
 def test_a_row_leaves_both_files() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -13,15 +14,17 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from cases.load import from_caller
-from tests.static import attempts, compiling, records
+from tests.static import attempts, compiling, records, toolchain
 from tests.static.allowed import ENTRIES
 from tests.static.records import Verdict
 from tests.static.rules import Facts, Finding, findings
-from tests.static.units import ARCHES, Language, Unit, units
+from tests.static.units import ARCHES, BadLaunches, Language, Unit, units
 
 # Kernels are compiled in every process that starts from here, and languages are imported later; nothing is interpreted.
+# What is kept is kept by `attempts`, under a key of its own: a compiler's cache may know less of what a kernel owes.
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ["TILELANG_DISABLE_CACHE"] = "1"
+os.environ["TRITON_ALWAYS_COMPILE"] = "1"
 os.environ["TRITON_CACHE_DIR"] = str(attempts.CACHE / "triton")
 
 LANGUAGES: tuple[Language, ...] = ("triton", "tilelang")
@@ -29,14 +32,20 @@ NOT_COMPILED = "."
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile, judge, print; return 0 when all is well, 1 when something is wrong, 2 when a required thing lacks."""
+    """Compile, judge, print; return 0 when all is well, 1 when something is wrong.
+
+    2 when a required language was not judged or launches cannot be told apart, 5 when nothing was judged.
+    """
     options = parser().parse_args(arguments)
     options.language = options.language or list(LANGUAGES)
     start = time.monotonic()
-    if packaged := compiling.packaged_toolkit():
+    if packaged := toolchain.packaged_toolkit():
         os.environ["CUDA_HOME"] = packaged
     missing = {language: reason for language in options.language if (reason := compiling.unavailable(language))}
-    chosen = [unit for unit in listed(options, missing) if wanted(unit, options)]
+    try:
+        chosen = list(listed(options, missing))
+    except BadLaunches as error:
+        return failed(str(error), 2)
     verdicts = list(judged(chosen, options))
     for line in report(verdicts, missing):
         print(line)
@@ -45,10 +54,17 @@ def main(arguments: Sequence[str]) -> int:
         options.verdict_json.write_text(json.dumps(records.document(verdicts, missing), indent=1) + "\n")
     if options.junitxml:
         options.junitxml.write_bytes(records.junit(verdicts, missing))
-    if required := set(missing) & set(options.require):
-        print(f"static: required, but unavailable: {', '.join(sorted(required))}", file=sys.stderr)
-        return 2
+    if unjudged := set(options.require) - {verdict.unit.language for verdict in verdicts}:
+        return failed(f"required, but no kernel of it was judged: {', '.join(sorted(unjudged))}", 2)
+    if not verdicts:
+        return failed("nothing was judged: no kernel has the language, name and architecture that were asked for", 5)
     return int(any(verdict.found for verdict in verdicts))
+
+
+def failed(sentence: str, status: int) -> int:
+    """Say why the run is a failure, and return its exit status."""
+    print(f"static: {sentence}", file=sys.stderr)
+    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +77,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--all", action="store_true", help="every launch on every architecture: much longer")
     made.add_argument("--kernels", metavar="MODULE", default="", help="the launches of this module instead")
-    made.add_argument("--require", action="append", default=[], choices=LANGUAGES, help="fail where it is unavailable")
+    made.add_argument(
+        "--require", action="append", default=[], choices=LANGUAGES, help="fail where none of it is judged"
+    )
     made.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compiling processes (default: all cores)")
     made.add_argument("--keep", metavar="DIR", type=from_caller, help="leave PTX and machine code here; compiles anew")
     made.add_argument("--verdict-json", metavar="FILE", type=from_caller, help="write versions and verdicts here")
@@ -70,15 +88,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def listed(options: argparse.Namespace, missing: Iterable[str]) -> Iterator[Unit]:
-    """The units of every language that can be compiled here."""
+    """The selected units of every language that can be compiled here."""
     for language in options.language:
         if language not in missing:
-            yield from units(language, options.kernels, everything=options.all)
+            wanted = functools.partial(selected, options)
+            yield from units(language, options.kernels, everything=options.all, wanted=wanted)
 
 
-def wanted(unit: Unit, options: argparse.Namespace) -> bool:
-    """Whether the command line selects a unit."""
-    return options.k in unit.name and (not options.arch or unit.arch in options.arch)
+def selected(options: argparse.Namespace, name: str, arch: int) -> bool:
+    """Whether the command line selects a kernel for an architecture."""
+    return options.k in name and (not options.arch or arch in options.arch)
 
 
 def judged(chosen: Sequence[Unit], options: argparse.Namespace) -> Iterator[Verdict]:

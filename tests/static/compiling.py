@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import importlib.util
-import shutil
+import os
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import Any
 from unittest import mock
 
 import fast.backends
-from tests.static import ptx, sass
+from tests.static import nvcc_flags, ptx, sass
 from tests.static.launches import TileLangLaunch, TritonLaunch
 from tests.static.rules import Facts
+from tests.static.toolchain import disassembler, packaged_toolkit
 from tests.static.units import Unit, known
 
 
@@ -84,39 +84,53 @@ def _fused_if_allowed(text: str, arch: int) -> str:
 
 
 def _tilelang(launch: TileLangLaunch, arch: int, thorough: bool) -> Compiled:
-    """PTX, machine code, None (the compiler does not say), and whether it would fuse more, if that is to be tried."""
-    text, code = _by_nvcc(launch, arch, [])
-    fusable = thorough and _differ(_by_nvcc(launch, arch, ["-fmad=true"])[1], code)
+    """PTX, machine code, None (the compiler does not say), and whether nvcc has fused, or would if it might.
+
+    What it would do is tried of `thorough` units only. What it has done, of every launch whose options let it.
+    """
+    text, code, apart = _by_nvcc(launch, arch)
+    otherwise = "-fmad=true" if apart else "-fmad=false"
+    fusable = (thorough or not apart) and _differ(_by_nvcc(launch, arch, otherwise)[1], code)
     return text, code, None, fusable
 
 
-def _by_nvcc(launch: TileLangLaunch, arch: int, flags: list[str]) -> tuple[str, str]:
-    """PTX and machine code of a launch, compiled by TileLang with `flags` after its own."""
+def _by_nvcc(launch: TileLangLaunch, arch: int, contraction: str = "") -> tuple[str, str, bool]:
+    """PTX and machine code of a launch that TileLang compiles, and whether its options kept nvcc from contracting.
+
+    `contraction` is an option in place of all others of that kind.
+    """
     import tilelang
     from tilelang.contrib import nvcc
 
     from fast.tilelang_kernels import build
     from fast.tilelang_kernels.numerics import Numerics
 
-    compile_cuda, binaries = nvcc.compile_cuda, []
+    compile_cuda, binaries, apart = nvcc.compile_cuda, [], []
     target = build.Target(cuda=True, arch=f"sm_{arch}")
     with tempfile.TemporaryDirectory() as folder:
 
         def watched(code: str, form: str, arch: Any, options: Any = None, **rest: Any) -> Any:
-            kept = [*_without_overruled(options or [], flags), "--keep", f"--keep-dir={folder}"]
-            binaries.append(compile_cuda(code, form, arch, options=kept, **rest))
+            given = [options] if isinstance(options, str) else list(options or [])
+            apart.append(nvcc_flags.keep_apart(given, os.environ))
+            kept, around = _with_contraction(given, contraction)
+            with mock.patch.dict(os.environ, around):
+                kept += ["--keep", f"--keep-dir={folder}"]
+                binaries.append(compile_cuda(code, form, arch, options=kept, **rest))
             return binaries[-1]
 
         with mock.patch.object(nvcc, "compile_cuda", watched):
             tilelang.compile(launch.make(Numerics(True), *launch.key), **{**target.options(), **launch.options})
         (text,) = (path.read_text() for path in Path(folder).glob("*.ptx"))
-    return text, disassembled(bytes(binaries[-1]))
+    return text, disassembled(bytes(binaries[-1])), all(apart)
 
 
-def _without_overruled(options: list[str], flags: list[str]) -> list[str]:
-    """Compiler options with `flags` in place of those of the same name; nvcc takes no option twice."""
-    names = {flag.partition("=")[0] for flag in flags}
-    return [*(option for option in options if option.partition("=")[0] not in names), *flags]
+def _with_contraction(options: list[str], contraction: str) -> tuple[list[str], dict[str, str]]:
+    """nvcc's options, and the variables that hold more of them, with `contraction` for what they say of it, if any."""
+    around = nvcc_flags.surroundings(os.environ)
+    if not contraction:
+        return list(options), around
+    without = {name: shlex.join(nvcc_flags.others(shlex.split(text))) for name, text in around.items()}
+    return [*nvcc_flags.others(options), contraction], without
 
 
 def disassembled(binary: bytes) -> str:
@@ -130,18 +144,6 @@ def disassembled(binary: bytes) -> str:
     return said.stdout
 
 
-@functools.cache
-def disassembler() -> Path | None:
-    """The `nvdisasm` that comes with Triton, else the machine's; None where there is neither."""
-    found = importlib.util.find_spec("triton")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        path = Path(folder) / "backends" / "nvidia" / "bin" / "nvdisasm"
-        if path.exists():
-            return path
-    machine = shutil.which("nvdisasm")
-    return Path(machine) if machine else None
-
-
 def unavailable(language: str) -> str:
     """Why kernels of a language cannot be compiled and read here, in one sentence; empty when they can."""
     if importlib.util.find_spec(language) is None:
@@ -151,15 +153,3 @@ def unavailable(language: str) -> str:
     if language == "tilelang" and not (packaged_toolkit() or fast.backends.cuda_compiler()):
         return "no CUDA compiler: install the extra `static`, or name a toolkit in CUDA_HOME"
     return ""
-
-
-def packaged_toolkit() -> str:
-    """The folder of the CUDA compiler that is pinned as a Python package, "" where it is not installed.
-
-    It comes before the machine's own, so that the lane reads the same code everywhere.
-    """
-    try:
-        files = importlib.metadata.files("nvidia-cuda-nvcc") or []
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    return next((str(Path(str(file.locate())).parents[1]) for file in files if file.name == "nvcc"), "")
