@@ -62,7 +62,11 @@ _OPS_WITH_TOKENS = {
     "offset-32bit": generic.offset_32bit,
     "empty-launch": generic.empty_launch,
 }
-_OPS_WITH_MIXES = {"mix-rounded": generic.mix_rounded, "comb-transposed": generic.comb_transposed}
+_OPS_WITH_MIXES = {
+    "mix-rounded": generic.mix_rounded,
+    "comb-transposed": generic.comb_transposed,
+    "nan-rounded": generic.nan_rounded,
+}
 
 _OWN: dict[str, dict[str, Function]] = {
     "collapse": {"negative-zero-lost": generic.under("collapse", collapse=WeightedSum(start="first"))},

@@ -20,7 +20,7 @@ from oracle.arithmetic import Arithmetic, Dot
 from oracle.coefficients import pre_gate, reciprocal_rms
 from oracle.norm import SquaresOf
 from oracle.reduce import index_sum
-from tests.mutants.generic import patched, replaced, under, zeros_skipped
+from tests.mutants.generic import nan_rounded, patched, replaced, under, zeros_skipped
 
 Function = Callable[..., Any]
 
@@ -336,6 +336,7 @@ BY_OP: dict[str, dict[str, Function]] = {
         "rms-over-streams": rms_over_streams,
         "own-mix-used": own_mix_used,
         "identity-multiplied": identity_multiplied,
+        "nan-rounded": nan_rounded("pre_delayed"),
     },
     "post_pre_delayed": {"aux-from-input": aux_from_input, "aux-always-written": aux_always_written},
 }

@@ -154,6 +154,17 @@ def nan_lost(op: str) -> Function:
     return on_outputs(op, lambda output: torch.where(output.isnan(), torch.zeros_like(output), output))
 
 
+def rounded_as_number(values: Tensor) -> Tensor:
+    """Rounds FP32 to BF16 by its pattern, whatever that stands for."""
+    pattern = bits(values)
+    return from_bits(((pattern + 0x7FFF + ((pattern >> 16) & 1)) >> 16).to(torch.int16))
+
+
+def nan_rounded(op: str) -> Function:
+    """Rounds without a look at NaN."""
+    return patched(op, round_bf16=rounded_as_number)
+
+
 def overflow_clamped(op: str) -> Function:
     """Saturates: Inf becomes the largest finite value."""
     return on_outputs(op, lambda o: o.clamp(-torch.finfo(o.dtype).max, torch.finfo(o.dtype).max))

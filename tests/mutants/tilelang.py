@@ -74,6 +74,12 @@ _STORES = (
     ),
     _plant("nan-lost", "collapse", "collapse-inf-nan", ("numerics", "return 0x7fc0;", "return 0;")),
     _plant(
+        "nan-rounded",
+        "collapse",
+        "collapse-full-nan",
+        ("numerics", "if ((i & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;", ""),
+    ),
+    _plant(
         "subnormal-flushed",
         "collapse",
         "collapse-subnormal-products",
