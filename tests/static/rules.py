@@ -5,7 +5,8 @@ How it is known that roundings are apart:
 - a kernel with no fma in its sequence, and no division or root: its code holds no `FFMA` at all;
 - a kernel with fma in its sequence (pinned sums, exp) or inside IEEE division and root: its PTX holds as many fma as
   the source asked for, every other float operation there carries `.rn`, which no assembler contracts, and the last
-  compiler that could contract gives the same code when it is told that it may.
+  compiler that could contract gives the same code when it is told that it may; told that it may not, where the launch
+  lets it contract.
 
 So a kernel of the first kind is judged by what came out, one of the second by all that was decided on the way.
 """

@@ -18,21 +18,30 @@ INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", 
 
 @functools.cache
 def behind(module: str) -> str:
-    """The text of every source file behind a loaded module that is not installed with Python, in order of names."""
+    """The text of every source file behind a loaded module, in order of names; of installed packages its own only."""
+    package = module.partition(".")[0]
     found: dict[str, str] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name not in found and (path := _own_file(name)):
+        if name not in found and (path := _file(name)) and (_is_of(name, package) or not _is_installed(path)):
             found[name] = path.read_text(encoding="utf-8")
             waiting += _imports(found[name], sys.modules[name].__package__ or "")
     return "\0".join(f"{name}\0{found[name]}" for name in sorted(found))
 
 
-def _own_file(name: str) -> Path | None:
-    """The source of a loaded module, None for an installed one and for what is no module."""
+def _file(name: str) -> Path | None:
+    """The source of a loaded module; None for what has none, as a name that is no module."""
     file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return Path(file) if file.endswith(".py") and not file.startswith(INSTALLED) else None
+    return Path(file) if file.endswith(".py") else None
+
+
+def _is_of(name: str, package: str) -> bool:
+    return name.partition(".")[0] == package
+
+
+def _is_installed(path: Path) -> bool:
+    return str(path).startswith(INSTALLED)
 
 
 def _imports(text: str, package: str) -> Iterator[str]:
