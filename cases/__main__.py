@@ -170,11 +170,12 @@ def _lint(options: argparse.Namespace) -> int:
     root = from_caller(options.root)
     every = load_all(root)
     chosen = [load_case(_path(name, root)) for name in options.case] or every
-    found = [fault for case in chosen for fault in (*faults(case), *_recomputed(case, options.recompute))]
+    found = dict.fromkeys(fault for case in chosen for fault in (*faults(case), *_recomputed(case, options.recompute)))
     for fault in found:
         print(f"error: {fault}", file=sys.stderr)
     if not found:
-        print(f"{len(chosen)} cases, no fault")
+        unseen = "" if options.recompute else "; digests not compared, which --recompute does"
+        print(f"{len(chosen)} cases, no fault{unseen}")
     return FAULTS_FOUND if found else 0
 
 
@@ -184,7 +185,10 @@ def _recomputed(case: Case, wanted: bool) -> list[str]:
 
     from cases.bless import expected_digests
 
-    now, kept = expected_digests(case), case.expected.digests
+    try:
+        now, kept = expected_digests(case), case.expected.digests
+    except CaseError as fault:
+        return [str(fault)]
     return [
         f"{case.name}: expected.digests.{name}: expected {now[name]}, got {kept[name]}"
         for name in now
@@ -201,12 +205,13 @@ def _show(options: argparse.Namespace) -> int:
     case = load_case(_path(options.case))
 
     from cases.bless import outputs_of
-    from cases.build import build, digest
+    from cases.build import digest
 
+    inputs = _inputs(case)
     print(f"{case.name}: {case.title}\n{_line(case)}\nsource {case.source}; catches {', '.join(case.catches)}")
     for kind, stages in case.shows.items():
         print("\n".join(f"  {kind} in {stage} alone shows in {', '.join(names)}" for stage, names in stages.items()))
-    for name, tensor in build(case).tensors.items():
+    for name, tensor in inputs.items():
         made = case.made_by(name)
         print(f"  in  {name}: {_tensor(tensor)}, {made.recipe}, {made.layout}, {digest(tensor)[:12]}")
     kept = case.expected.digests if case.expected is not None else {}
@@ -216,6 +221,16 @@ def _show(options: argparse.Namespace) -> int:
     for entry in case.history:
         print(f"  {entry.date} contract {entry.contract}: {entry.reason}")
     return 0
+
+
+def _inputs(case: Case) -> dict[str, torch.Tensor]:
+    """The tensors of a case by argument; raises CaseError when they cannot be built."""
+    from cases.build import build
+
+    try:
+        return build(case).tensors
+    except ValueError as fault:
+        raise CaseError(f"{case.name}: {fault}") from None
 
 
 def _tensor(tensor: torch.Tensor) -> str:

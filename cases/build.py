@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ import torch
 from cases.digest import digest
 from cases.flags import DATA_DIR
 from cases.layouts import pad_value, relayout
+from cases.lint import miscounted
 from cases.ops import BF16, Argument
 from cases.recipes import Request, values
 
@@ -38,7 +40,8 @@ def build(case: Case) -> Inputs:
     """The inputs of a case, on the CPU, each argument in its own layout.
 
     The values depend on the case's seed (its name, unless it gives one), the argument's name and the position
-    alone: not on the versions of torch or numpy, nor on T. Raises ValueError when a data file does not fit.
+    alone: not on the versions of torch or numpy, nor on T. Raises ValueError when a data file or the number of bit
+    patterns does not fit.
     """
     tensors = {one.name: _argument(case, one) for one in case.arguments}
     return Inputs(tensors, _params(case))
@@ -105,9 +108,9 @@ def _patterns(patterns: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _from_bits(made: ArgumentInput, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
-    count = int(np.prod(shape))
-    if len(made.bits) != count:
-        raise ValueError(f"inputs.arguments.{name}.bits: expected {count} patterns, got {len(made.bits)}")
+    fault = miscounted(made, name, math.prod(shape))
+    if fault:
+        raise ValueError(fault)
     return _patterns(made.bits, dtype).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""Faults of a case that the schema cannot see: nothing blessed, a wrong size class, a title that says little."""
+"""Faults of a case that the schema cannot see: nothing blessed, a wrong size class, too few bit patterns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cases.flags import DATA_DIR
 from cases.ops import OPS
-from cases.schema import CONTRACT, Case
+from cases.schema import CONTRACT, ArgumentInput, Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ SMALL_ELEMENTS = 1 << 19
 
 def faults(case: Case) -> Iterator[str]:
     """Each fault as one sentence that begins with the case's name."""
-    for fault in (*_expected(case), *_size(case), *_words(case), *_files(case)):
+    for fault in (*_expected(case), *_size(case), *_words(case), *_files(case), *_patterns(case)):
         yield f"{case.name}: {fault}"
 
 
@@ -53,3 +53,18 @@ def _files(case: Case) -> Iterator[str]:
         file = case.made_by(argument.name).file
         if file is not None and not (DATA_DIR / file).is_file():
             yield f"inputs.arguments.{argument.name}.file: expected a file in cases/data, got {file!r}"
+
+
+def _patterns(case: Case) -> Iterator[str]:
+    for argument in case.arguments:
+        made = case.made_by(argument.name)
+        fault = miscounted(made, argument.name, math.prod(case.shape(argument)))
+        if made.recipe == "bits" and fault:
+            yield fault
+
+
+def miscounted(made: ArgumentInput, name: str, elements: int) -> str:
+    """What is wrong with the number of an argument's bit patterns, one for each element; empty when it is right."""
+    if len(made.bits) == elements:
+        return ""
+    return f"inputs.arguments.{name}.bits: expected {elements} patterns, got {len(made.bits)}"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from cases.__main__ import main
+from cases.build import build
 from cases.flags import CASES_DIR
 from cases.lint import faults
 from cases.load import load_all, load_case
 from cases.ops import OPS
 from cases.schema import json_schema
+from oracle.arith import bits
 from tests.meta.documents import case, write
 
 NEW = ["--title", "a case that a test of the commands writes", "--flags", "order", "--catches", "reversed-order"]
@@ -117,11 +121,47 @@ def test_lint_finds_a_wrong_digest(tmp_path: Path, capsys: pytest.CaptureFixture
             {"inputs": {"arguments": {"residual": {"recipe": "file", "file": "no.safetensors", "key": "k"}}}},
             "inputs.arguments.residual.file: expected a file in cases/data",
         ),
+        (
+            {"inputs": {"arguments": {"pre_mix": {"recipe": "bits", "bits": ["3f800000"]}}}},
+            "inputs.arguments.pre_mix.bits: expected 12 patterns, got 1",
+        ),
     ],
 )
 def test_lint_looks_past_the_schema(change: dict[str, object], words: str) -> None:
     """Catches a linter that stopped looking at one of its rules."""
     assert any(words in fault for fault in faults(case(**change)))
+
+
+def test_lint_says_what_it_did_not_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches an author who takes a plain lint's word for digests that it never looks at."""
+    named = ["lint", "collapse-tie-to-even-by-hand"]
+    assert main(named) == 0
+    assert capsys.readouterr().out == "1 cases, no fault; digests not compared, which --recompute does\n"
+    assert main([*named, "--recompute"]) == 0
+    assert capsys.readouterr().out == "1 cases, no fault\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["lint"], 1),
+        (["lint", "--recompute"], 1),
+        (["show"], 2),
+        (["bless", "--reason", "tests of the commands need it"], 2),
+    ],
+)
+def test_too_few_patterns_are_one_sentence(
+    arguments: list[str], status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a lint that passes what no command can build, a traceback, and a fault that is told twice."""
+    path = write(tmp_path)
+    main(["bless", str(path), "--reason", "tests of the commands need it"])
+    few = '[inputs.arguments.pre_mix]\nrecipe = "bits"\nbits = ["3f800000"]\n\n[expected]'
+    path.write_text(path.read_text().replace("[expected]", few))
+    capsys.readouterr()
+    command, *options = arguments
+    assert main([command, str(path), *options]) == status
+    assert refused(capsys) == "error: a-case: inputs.arguments.pre_mix.bits: expected 12 patterns, got 1\n"
 
 
 def test_show_prints_shapes_values_and_digests(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +216,16 @@ def test_list_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--op", "expand", "--flag", "empty"]) == 0
     named = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert named == [one.name for one in load_all() if one.op == "expand" and "empty" in one.flags]
+
+
+def test_the_inputs_that_contributing_shows_can_be_built() -> None:
+    """Catches an example with a key, a recipe or a number of patterns that its reader would be refused."""
+    text = (CASES_DIR.parent / "CONTRIBUTING.md").read_text()
+    (shown,) = re.findall(r"^ *```toml\n( *\[inputs\.default\].*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    made = case(op="post", tokens=1, **tomllib.loads(shown))
+    assert list(faults(made.model_copy(update={"expected": "any"}))) == []
+    assert bits(build(made).tensors["post_mix"]).tolist() == [[0x3F800000, 0x7FFFFFFF, -0x80000000, 1]]
+    assert bits(build(made).tensors["residual"])[0, 2, 3] == -0x8000
 
 
 def test_schema_prints_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
