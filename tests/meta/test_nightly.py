@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PULL_REQUEST = (ROOT / ".github" / "workflows" / "pull-request.yml").read_text()
 NIGHTLY = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
 ROWS: list[dict[str, Any]] = json.loads((ROOT / ".github" / "matrix.json").read_text())
+SETS = {path.stem for path in (ROOT / "constraints").glob("*.txt")} - {"shared"}
 ARCHES = {"x86-64", "aarch64", "sm_80", "sm_90", "sm_100", "sm_120"}
+TPS = {"1", "2", "4", "8"}
 LANGUAGES = {"triton", "tilelang"}
 KEYS = {"name", "runner", "image", "options", "set", "torch", "triton", "tilelang", "arch", "tp", "tox"}
 
@@ -34,18 +37,6 @@ def environments() -> dict[str, str]:
     return {name: section.get("commands", tox["testenv"]["commands"]) for name, section in named.items()}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_a_row_names_what_is_there(row: dict[str, Any]) -> None:
-    """Catches a row that would fail at night: an environment, a set or a tp that does not exist, a version it lacks."""
-    assert set(row) == KEYS
-    assert row["tox"] in environments()
-    installed = pins(f"{row['set']}.txt")
-    for package in ("torch", "triton", "tilelang"):
-        assert installed[package].removeprefix("==").partition(",")[0] == row[package], package
-    assert set(row["arch"].split(",")) <= ARCHES
-    assert set(row["tp"].split(",")) <= {"1", "2", "4", "8"}
-
-
 def judged(command: str) -> set[str]:
     """The languages that a command judges: all, or those among the backends that it names."""
     return LANGUAGES & set(re.findall(r"--backend (\S+)", command)) or LANGUAGES
@@ -56,17 +47,83 @@ def required(command: str) -> set[str]:
     return set(re.findall(r"--require (\S+)", command))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_a_row_requires_the_languages_that_it_judges(row: dict[str, Any]) -> None:
-    """Catches a row that stays green at night while its image has no C++ compiler, or nothing to disassemble with."""
-    command = environments()[row["tox"]]
-    assert required(command) >= judged(command)
+def faults(row: dict[str, Any]) -> Iterator[str]:
+    """Each thing that is wrong with a row, as a sentence that begins with the row's name."""
+    if set(row) != KEYS:
+        yield f"{row.get('name')}: expected the keys {sorted(KEYS)}, got {sorted(row)}"
+        return
+    for fault in (*_words(row), *_versions(row), *_command(row)):
+        yield f"{row['name']}: {fault}"
 
 
-@pytest.mark.parametrize("chosen", sorted({row["set"] for row in ROWS}))
+def _words(row: dict[str, Any]) -> Iterator[str]:
+    """Names of things that are not there."""
+    given = {"set": [row["set"]], "tox": [row["tox"]], "arch": row["arch"].split(","), "tp": row["tp"].split(",")}
+    known: dict[str, Collection[str]] = {"set": SETS, "tox": environments(), "arch": ARCHES, "tp": TPS}
+    for key, words in given.items():
+        for word in words:
+            if word not in known[key]:
+                yield f"{key}: expected one of {', '.join(sorted(known[key]))}, got {word!r}"
+
+
+def _versions(row: dict[str, Any]) -> Iterator[str]:
+    """Versions that the row's set does not install."""
+    installed = pins(f"{row['set']}.txt") if row["set"] in SETS else {}
+    for package in ("torch", "triton", "tilelang") if installed else ():
+        pinned = installed.get(package, "none").removeprefix("==").partition(",")[0]
+        if row[package] != pinned:
+            yield f"{package}: expected {pinned!r}, which constraints/{row['set']}.txt pins, got {row[package]!r}"
+
+
+def _command(row: dict[str, Any]) -> Iterator[str]:
+    """A name that the comparison does not read, and languages that may be missing without a failure."""
+    if row["name"].startswith("gpu-") != row["tox"].startswith("gpu"):
+        rule = (
+            "'gpu-' first where tox is an environment of the gpu job, and nowhere else: the last job reads rows/gpu-*"
+        )
+        yield f"name: expected {rule}, got {row['name']!r} with tox {row['tox']!r}"
+    command = environments().get(row["tox"])
+    if command is not None and not required(command) >= judged(command):
+        missing = sorted(judged(command) - required(command))
+        yield f"tox: expected an environment that requires what it judges, {row['tox']!r} judges {missing} without"
+
+
+@pytest.mark.lint
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.get("name"))
+def test_a_row_is_right(row: dict[str, Any]) -> None:
+    """Catches a row that fails at night, or stays green while nothing of a language was judged or compared."""
+    assert list(faults(row)) == []
+
+
+@pytest.mark.lint
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"set": "gpuu"}, "gpu-triton: set: expected one of cpu, cpu-oldest, gpu, gpu-oldest, static, got 'gpuu'"),
+        ({"set": "shared"}, "gpu-triton: set: expected one of "),
+        ({"tox": "gpu-both"}, "gpu-triton: tox: expected one of "),
+        ({"tox": "check-both"}, "gpu-triton: name: expected 'gpu-' first where tox is an environment of the gpu job"),
+        ({"name": "h200"}, "h200: name: expected 'gpu-' first where tox is an environment of the gpu job"),
+        ({"name": "cpu-2", "tox": "check"}, "cpu-2: tox: expected an environment that requires what it judges"),
+        ({"triton": "0.1"}, "gpu-triton: triton: expected '"),
+        ({"arch": "sm_90,sm_91"}, "gpu-triton: arch: expected one of "),
+        ({"tp": "1,3"}, "gpu-triton: tp: expected one of 1, 2, 4, 8, got '3'"),
+        ({"colour": "red"}, "gpu-triton: expected the keys "),
+    ],
+)
+def test_a_wrong_row_is_told_in_a_sentence(change: dict[str, str], words: str) -> None:
+    """Catches a check that stopped looking at one of its rules, and one that answers a slip with a traceback."""
+    (right,) = (row for row in ROWS if row["name"] == "gpu-triton")
+    (fault,) = faults(right | change)
+    assert fault.startswith(words)
+
+
+@pytest.mark.lint
+@pytest.mark.parametrize("chosen", sorted(SETS & {row.get("set") for row in ROWS}))
 def test_the_rows_of_a_set_judge_every_language_that_it_pins(chosen: str) -> None:
     """Catches a release that the matrix names and no row runs."""
-    commands = [environments()[row["tox"]] for row in ROWS if row["set"] == chosen]
+    known = environments()
+    commands = [known[row["tox"]] for row in ROWS if row.get("set") == chosen and row.get("tox") in known]
     assert set().union(*map(judged, commands)) == LANGUAGES
 
 
@@ -83,11 +140,11 @@ def test_a_job_requires_nothing_of_a_laptop(name: str) -> None:
     assert not required(" ".join(JOBS[name].arguments))
 
 
+@pytest.mark.lint
 def test_rows_are_told_apart() -> None:
-    """Catches two rows whose artefacts would overwrite each other, and a GPU row that the comparison does not take."""
-    names = [row["name"] for row in ROWS]
+    """Catches two rows whose artefacts would overwrite each other, and a matrix without the row `cpu`."""
+    names = [row.get("name") for row in ROWS]
     assert len(set(names)) == len(names)
-    assert all(row["name"].startswith("gpu-") == row["tox"].startswith("gpu") for row in ROWS)
     assert "cpu" in names
 
 
