@@ -62,7 +62,9 @@ def dump(folder: Path, case: Case, backend: str, tp: int, failures: Sequence[Fai
 
 
 def load(path: Path) -> tuple[Case, Inputs]:
-    """The case and inputs that `dump` wrote. Raises UsageError, one sentence, for any other file."""
+    """The case and inputs that `dump` wrote. Raises UsageError, one sentence, for any other file, or a folder."""
+    if path.is_dir():
+        raise UsageError(f"--replay {path}: expected one file that --dump wrote, got a folder{_some_file_of(path)}")
     try:
         with safe_open(path, framework="pt") as stored:
             metadata = stored.metadata() or {}
@@ -74,6 +76,12 @@ def load(path: Path) -> tuple[Case, Inputs]:
     except (OSError, SafetensorError, ValueError) as error:
         reason = str(error)
     raise UsageError(f"--replay {path}: not a file that --dump wrote: {reason}")
+
+
+def _some_file_of(folder: Path) -> str:
+    """How many files in it may be meant, and the first by name."""
+    files = sorted(folder.glob("*.safetensors"))
+    return f" of {len(files)}; the first is {files[0]}" if files else " without any"
 
 
 def _called_with(case: Case, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -112,6 +112,19 @@ def test_another_file_is_refused_in_a_sentence(content: bytes | None, tmp_path: 
         replay.load(path)
 
 
+def test_a_folder_is_refused_with_a_file_in_it(tmp_path: Path) -> None:
+    """Catches "No such device" for the name that --dump itself was given."""
+    refusal = f"--replay {tmp_path}: expected one file that --dump wrote, got a folder"
+    with pytest.raises(UsageError) as raised:
+        replay.load(tmp_path)
+    assert str(raised.value) == f"{refusal} without any"
+    for tokens in (1, 2):
+        replay.dump(tmp_path, subject("collapse", tokens=tokens, variant=f"t{tokens}"), "late", 1, [])
+    with pytest.raises(UsageError) as raised:
+        replay.load(tmp_path)
+    assert str(raised.value) == f"{refusal} of 2; the first is {tmp_path}/collapse-t1-late-tp1.safetensors"
+
+
 def rewritten(folder: Path, op: str, **changes: Any) -> Path:
     """A dumped file whose metadata was changed: ``metadata`` replaces all of its JSON, other names a part of it."""
     replay.dump(folder, subject(op, tokens=2), "late", 1, [])
