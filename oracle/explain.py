@@ -4,12 +4,21 @@ A kernel that follows another sequence than contract 1 is not random: it contrac
 truncates a store, or leaves out a rounding. Each such suspect is run on a few wrong rows, and one that gives their
 exact bits is checked on all others. Nothing is fitted: a suspect is named only when every bit agrees, and two faults
 at once are considered only when no single one agrees.
+
+Bits may agree by chance: where a reciprocal root is one unit off, each order of the sum under the root that moves it
+by that unit gives the same bits. So agreement counts only for as much as it excludes, in bits, against `ENOUGH`: a
+value d ULP from contract 1 that a suspect hits is one of 2 d + 1 values as near. Values count each where the suspect
+departs in a stage that makes each of them by itself; where all values of a token may hang on one number, a token
+counts once, for its smallest d. A suspect that would change tokens which follow contract 1 is right only of a kernel
+that picks its sequence by the token: what it takes to say which tokens is deducted. Suspects that agree equally well
+and have no stage in common prove one another to be chance, and none is named.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +26,7 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.arith import bits, constant, from_bits, round_bf16, widen
+from oracle.arith import bits, constant, from_bits, round_bf16, ulp_distance, widen
 from oracle.arithmetic import CONTRACT_1, FIELDS, Arithmetic, candidates, combine
 from oracle.collapse import unrounded_collapse
 from oracle.reduce import index_sum, weighted_sum
@@ -26,6 +35,8 @@ from oracle.tally import is_nan
 
 SAMPLE = 4  # wrong rows on which every suspect is tried
 NAMED = 4  # suspects that are told
+ENOUGH = 12.0  # bits of evidence: chance agrees once in 4096, and some dozens of suspects are tried
+FARTHEST = 1 << 20  # ULP beyond which a distance adds no evidence
 CHECKED = 1 << 22  # values of the output on which a suspect is confirmed
 CHECKED_DOTS = 64  # rows, where every value is a sum over the hidden size
 
@@ -42,14 +53,27 @@ OUTPUTS: Mapping[str, tuple[str, ...]] = {
 }
 _WEIGHTS = ("fn", "hc_scale", "hc_base", "norm_weight")
 _COEFFICIENTS = ("pre_mix", "post_mix", "comb_mix")
+_BY_VALUE = frozenset({"collapse", "mean", "post", "store", "between"})  # stages that make each value by itself
 
 
 @dataclass(frozen=True)
 class _Suspect:
-    """One sequence by name; ``run`` gives the output under suspicion from the op's tensors."""
+    """One sequence by name; ``run`` gives the output under suspicion from the op's tensors.
+
+    ``stages`` are where it departs from contract 1: fields of its record, its store, an input or a constant.
+    """
 
     name: str
+    stages: frozenset[str]
     run: Callable[[Tensors], Tensor]
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A suspect that explains every wrong row, and all the rows that it gets right."""
+
+    suspect: _Suspect
+    right: Tensor
 
 
 @dataclass(frozen=True)
@@ -134,26 +158,60 @@ def _rows_equal(actual: Tensor, other: Tensor) -> Tensor:
     return same.reshape(len(same), -1).all(dim=1)
 
 
-def _found(scene: _Scene, wrong: Tensor, records: list[Arithmetic]) -> dict[str, Tensor]:
-    """By name of each suspect that explains the wrong rows, the rows that it gets right."""
+def _found(scene: _Scene, wrong: Tensor, records: list[Arithmetic]) -> list[_Match]:
+    """The suspects that explain the wrong rows, those that explain all rows alone where there are some."""
     sample = scene.at(wrong.nonzero().flatten()[:SAMPLE])
+    by_value, by_token = _evidence(scene.at(wrong))
     for suspects in (_single_faults(scene, records), _double_faults(scene, records)):
         likely = [suspect for suspect in suspects if _right_rows(suspect, sample).all()]
-        right = {suspect.name: _right_rows(suspect, scene) for suspect in likely}
-        found = {name: rows for name, rows in right.items() if rows[wrong].all()}
-        if found:
-            return found
-    return {}
+        matches = [_Match(suspect, _right_rows(suspect, scene)) for suspect in likely]
+        matches = [match for match in matches if match.right[wrong].all()]
+        if matches:
+            best = [match for match in matches if match.right.all()] or matches
+            proven = [
+                match
+                for match in best
+                if (by_value if _counts_values(scene, match.suspect) else by_token) - _choice(match, wrong) >= ENOUGH
+            ]
+            return proven if frozenset.intersection(*(match.suspect.stages for match in best)) else []
+    return []
+
+
+def _choice(match: _Match, wrong: Tensor) -> float:
+    """Bits that say in which of the tokens that a suspect would change it was followed."""
+    followed, others = int(wrong.sum()), int((~match.right).sum())
+    return math.log2(math.comb(followed + others, followed))
+
+
+def _evidence(wrong: _Scene) -> tuple[float, float]:
+    """Bits that speak for whatever gives these rows, where each value counts, and where each token counts once."""
+    expected = wrong.call(wrong.tensors, CONTRACT_1)
+    apart = ulp_distance(wrong.actual, expected).reshape(len(expected), -1).double()
+    nan = (is_nan(wrong.actual) | is_nan(expected)).reshape(len(expected), -1)
+    apart = apart.masked_fill(nan & (apart > 0), 1.0).clamp(max=FARTHEST)
+    smallest = apart.masked_fill(apart == 0, math.inf).amin(dim=1)
+    return float(torch.log2(2 * apart + 1).sum()), float(torch.log2(2 * smallest + 1).sum())
+
+
+def _counts_values(scene: _Scene, suspect: _Suspect) -> bool:
+    """Whether a suspect's hits on single values are hits of their own: no number of the token lies between."""
+    if scene.op == "project" or (scene.op == "coefficients" and scene.output != "comb_mix"):
+        return True
+    alone = _BY_VALUE - {"post"} if scene.op == "post_pre" and scene.output == "layer_input" else _BY_VALUE
+    normed = scene.output == "layer_input" and scene.tensors.get("norm_weight") is not None
+    return scene.output in ("layer_input", "residual", "aux") and suspect.stages <= alone and not normed
 
 
 def _right_rows(suspect: _Suspect, scene: _Scene) -> Tensor:
     return _rows_equal(scene.actual, suspect.run(scene.tensors))
 
 
-def _told(found: Mapping[str, Tensor], scene: _Scene, wrong: Tensor) -> list[str]:
-    everywhere = [f"'{name}' gives exactly these bits" for name, rows in found.items() if rows.all()]
-    where = f"in the {int(wrong.sum())} of {len(wrong)} {_row_word(scene)}s that differ, the others follow contract 1"
-    sentences = everywhere or [f"'{name}' gives exactly these bits {where}" for name in found]
+def _told(found: Sequence[_Match], scene: _Scene, wrong: Tensor) -> list[str]:
+    """The sentences; all matches are right in every row, or else none is."""
+    where = f" in the {int(wrong.sum())} of {len(wrong)} {_row_word(scene)}s that differ, the others follow contract 1"
+    sentences = [
+        f"'{match.suspect.name}' gives exactly these bits{'' if match.right.all() else where}" for match in found
+    ]
     more = len(sentences) - NAMED
     return sentences[:NAMED] + ([f"and so do {more} more"] if more > 0 else [])
 
@@ -179,14 +237,18 @@ def _double_faults(scene: _Scene, records: list[Arithmetic]) -> Iterator[_Suspec
                 yield _of_record(scene, combine(f"{one.name} with {other.name}", one, other))
 
 
-def _departures(record: Arithmetic) -> set[str]:
+def _departures(record: Arithmetic) -> frozenset[str]:
     """The fields in which a record is not contract 1."""
     names = {part.name for part in fields(Arithmetic)} - {"name"}
-    return {name for name in names if getattr(record, name) != getattr(CONTRACT_1, name)}
+    return frozenset(name for name in names if getattr(record, name) != getattr(CONTRACT_1, name))
+
+
+def _stages(scene: _Scene, record: Arithmetic) -> frozenset[str]:
+    return _departures(record) & frozenset(FIELDS[scene.op])
 
 
 def _of_record(scene: _Scene, record: Arithmetic) -> _Suspect:
-    return _Suspect(record.name, lambda tensors: scene.call(tensors, record))
+    return _Suspect(record.name, _stages(scene, record), lambda tensors: scene.call(tensors, record))
 
 
 def _misread(scene: _Scene) -> Iterator[_Suspect]:
@@ -194,11 +256,12 @@ def _misread(scene: _Scene) -> Iterator[_Suspect]:
     if "comb_mix" in scene.tensors:
         yield _Suspect(
             "comb_mix read as [output stream, input stream]",
+            frozenset({"comb_mix"}),
             lambda tensors: scene.call({**tensors, "comb_mix": tensors["comb_mix"].mT}, CONTRACT_1),
         )
     for name in _COEFFICIENTS:
         if name in scene.tensors:
-            yield _Suspect(f"{name} rounded to bf16 before use", _rounding_input(scene, name))
+            yield _Suspect(f"{name} rounded to bf16 before use", frozenset({name}), _rounding_input(scene, name))
 
 
 def _other_constants(scene: _Scene) -> Iterator[_Suspect]:
@@ -212,7 +275,7 @@ def _other_constants(scene: _Scene) -> Iterator[_Suspect]:
                 {"config": replace(config, **{name: other})} if isinstance(config, oracle.MhcConfig) else {name: other}
             )
             wrong = replace(scene, params={**scene.params, **changed})
-            yield _Suspect(f"{name} = {other:g} in place of {given[name]:g}", _calling(wrong))
+            yield _Suspect(f"{name} = {other:g} in place of {given[name]:g}", frozenset({name}), _calling(wrong))
 
 
 def _calling(scene: _Scene) -> Callable[[Tensors], Tensor]:
@@ -232,12 +295,15 @@ def _rounding_input(scene: _Scene, name: str) -> Callable[[Tensors], Tensor]:
 
 def _misrounded(scene: _Scene, record: Arithmetic) -> Iterator[_Suspect]:
     """A sequence whose bf16 store truncates, or that leaves out the rounding between post and collapse."""
+    stages = _stages(scene, record)
     accumulated = _ACCUMULATORS.get((scene.op, scene.output))
     if accumulated is not None:
-        yield _Suspect(f"{record.name} with a store that truncates", _truncating(accumulated, record))
+        yield _Suspect(
+            f"{record.name} with a store that truncates", stages | {"store"}, _truncating(accumulated, record)
+        )
     if scene.op == "draft_tail":
         for name, between, last in _TAILS:
-            yield _Suspect(f"{record.name} {name}", _tail(record, between, last))
+            yield _Suspect(f"{record.name} {name}", stages | {"between"}, _tail(record, between, last))
 
 
 def _truncate(values: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ here. Inputs nearly cancel, so that the sequences differ in their bits at all.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -111,7 +112,7 @@ def test_these_inputs_tell_the_sequences_apart() -> None:
 def test_order_of_a_projection_is_named(name: str, output: str) -> None:
     random = torch.Generator().manual_seed(12)
     tensors = {
-        "x": torch.randn(3, 2, 600, generator=random).bfloat16(),
+        "x": torch.randn(40, 2, 600, generator=random).bfloat16(),
         "fn": torch.randn(8, 1200, generator=random),
     }
     made = oracle.project(**tensors, arithmetic=KNOWN[name])
@@ -121,7 +122,7 @@ def test_order_of_a_projection_is_named(name: str, output: str) -> None:
 def test_parameters_of_the_call_are_used() -> None:
     random = torch.Generator().manual_seed(13)
     tensors = {
-        "mixes": torch.randn(6, 24, generator=random),
+        "mixes": torch.randn(200, 24, generator=random),
         "hc_scale": torch.rand(3, generator=random),
         "hc_base": torch.randn(24, generator=random),
     }
@@ -261,3 +262,95 @@ def test_another_constant_is_named(changed: dict[str, Any], output: str) -> None
     told = explain("coefficients", tensors, actual, output=output, params={"config": config})
     assert f"'{name} = {value:g} in place of {getattr(config, name):g}' gives exactly these bits" in told
     assert all(sentence.startswith(f"'{name} = ") for sentence in told), "epsilons of 0 and 1e-20 may look alike"
+
+
+def boundary_inputs(tokens: int, hidden: int, seed: int) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random)
+
+    return {
+        "x": normal(tokens, hidden).bfloat16(),
+        "residual": normal(tokens, STREAMS, hidden).bfloat16(),
+        "post_mix": normal(tokens, STREAMS).abs(),
+        "comb_mix": normal(tokens, STREAMS, STREAMS).abs() / STREAMS,
+        "fn": normal(24, STREAMS * hidden) / hidden,
+        "hc_scale": torch.ones(3),
+        "hc_base": normal(24),
+    }
+
+
+def with_roots_off(monkeypatch: pytest.MonkeyPatch, tensors: dict[str, Any], step: int, every: int) -> list[Tensor]:
+    """The boundary's outputs where some tokens' reciprocal root is a few units off, as a quick square root makes it."""
+    coefficients = importlib.import_module("oracle.coefficients")
+    exact = coefficients.reciprocal_rms
+
+    def off(squares: Tensor, numel: int, eps: float) -> Tensor:
+        root: Tensor = exact(squares, numel, eps)
+        bits(root)[::every] += step
+        return root
+
+    with monkeypatch.context() as patch:
+        patch.setattr(coefficients, "reciprocal_rms", off)
+        return list(oracle.post_pre(**tensors, config=oracle.MhcConfig.v41()))
+
+
+@pytest.mark.parametrize(("tokens", "step", "every"), [(1, 1, 1), (3, -1, 2), (8, 1, 5)])
+def test_no_order_is_blamed_for_a_root_one_unit_off(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, step: int, every: int
+) -> None:
+    """Catches agreement in a token or two taken for proof: half of the orders of a sum move its root by that unit."""
+    params = {"config": oracle.MhcConfig.v41()}
+    by_chance = False
+    for seed in range(3):
+        tensors = boundary_inputs(tokens, 96, seed)
+        made = with_roots_off(monkeypatch, tensors, step, every)
+        for output, actual in zip(OUTPUTS["post_pre"], made, strict=True):
+            assert explain("post_pre", tensors, actual, output=output, params=params) == []
+            if not by_chance:
+                with monkeypatch.context() as lenient:
+                    lenient.setattr(oracle.explain, "ENOUGH", 0.0)
+                    by_chance = bool(explain("post_pre", tensors, actual, output=output, params=params))
+    assert by_chance, "these tokens ask nothing"
+
+
+def rows_one_ulp_apart(name: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Tokens of one column that a known sequence collapses to one ULP from contract 1, with both results."""
+    random = torch.Generator().manual_seed(3)
+    residual = torch.randn(1 << 15, 2, 1, generator=random)
+    residual[:, 1] = -residual[:, 0] * (1 + torch.randn(1 << 15, 1, generator=random) / 256)
+    tensors = {"residual": residual.bfloat16(), "pre_mix": torch.tensor([[0.7, 0.70001]]).expand(1 << 15, 2)}
+    made, exact = (computed("collapse", tensors, record) for record in (KNOWN[name], CONTRACT_1))
+    rows = ((bits(made) - bits(exact)).abs() == 1).flatten().nonzero().flatten()
+    return {key: tensor[rows].contiguous() for key, tensor in tensors.items()}, made[rows], exact[rows]
+
+
+def test_agreement_in_a_few_last_bits_is_no_proof() -> None:
+    """Catches a sequence named for three values one ULP off, and for some of many that it should have changed."""
+    name = "collapse contracted to fma"
+    tensors, made, exact = rows_one_ulp_apart(name)
+    for count, told in ((3, False), (8, True)):
+        few = {key: tensor[:count] for key, tensor in tensors.items()}
+        assert (sentence(name) in explain("collapse", few, made[:count], output="layer_input")) is told
+    scattered = exact[:40].clone()
+    scattered[::4] = made[:40:4]
+    few = {key: tensor[:40] for key, tensor in tensors.items()}
+    assert len(made) >= 40
+    assert explain("collapse", few, scattered, output="layer_input") == []
+
+
+def test_sequences_that_agree_and_have_nothing_in_common_are_not_named() -> None:
+    """Catches two causes told of which one at least is wrong: here the sum's order, and a rounded weight."""
+    unit = 2.0**-24
+    tensors = {
+        "x": torch.ones(TOKENS, HIDDEN).bfloat16(),
+        "residual": torch.ones(TOKENS, 2, HIDDEN).bfloat16(),
+        "post_mix": torch.full((TOKENS, 2), 1 + 2.0**-8 + 2 * unit),
+        "comb_mix": torch.tensor([[-1.5 * unit] * 2, [0.9 * unit] * 2]).expand(TOKENS, 2, 2).contiguous(),
+    }
+    last = computed("post", tensors, KNOWN["post with post * x last"])
+    narrow = computed("post", {**tensors, "post_mix": widen(tensors["post_mix"].bfloat16())}, CONTRACT_1)
+    assert torch.equal(last, narrow)
+    assert not torch.equal(last, computed("post", tensors, CONTRACT_1))
+    assert explain("post", tensors, last, output="residual") == []
