@@ -115,16 +115,19 @@ def _from_bits(made: ArgumentInput, shape: tuple[int, ...], dtype: torch.dtype, 
 
 
 def _from_file(made: ArgumentInput, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     where = f"inputs.arguments.{name}.file"
     path = DATA_DIR / str(made.file)
     if path.parent != DATA_DIR or not path.is_file():
         raise ValueError(f"{where}: expected a file in cases/data, got {made.file!r}")
-    with safe_open(path, framework="pt") as stored:
-        if made.key not in stored.keys():  # noqa: SIM118 - the reader is not a mapping
-            raise ValueError(f"{where}: expected one of the keys {sorted(stored.keys())}, got {made.key!r}")
-        tensor: torch.Tensor = stored.get_tensor(made.key)
+    try:
+        with safe_open(path, framework="pt") as stored:
+            if made.key not in stored.keys():  # noqa: SIM118 - the reader is not a mapping
+                raise ValueError(f"{where}: expected one of the keys {sorted(stored.keys())}, got {made.key!r}")
+            tensor: torch.Tensor = stored.get_tensor(made.key)
+    except SafetensorError as fault:
+        raise ValueError(f"{where}: expected a safetensors file, got {made.file!r}: {fault}") from None
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise ValueError(f"{where}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
     return tensor

@@ -366,6 +366,9 @@ def test_captured_tensors_come_from_a_file(tmp_path: Path, monkeypatch: pytest.M
         captured("captured.safetensors", "x")
     with pytest.raises(ValueError, match=r"expected torch.bfloat16 \[3, 4, 16\], got torch.bfloat16 \[192\]"):
         captured("captured.safetensors", "flat")
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"residual\.file: expected a safetensors file, got 'junk.safetensors': "):
+        captured("junk.safetensors", "residual")
     with pytest.raises(ValueError, match=r"expected a file in cases/data, got '../captured.safetensors'"):
         captured("../captured.safetensors", "flat")
 
