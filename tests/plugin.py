@@ -378,7 +378,12 @@ def _results(reports: Sequence[pytest.TestReport] | None) -> list[table.Result]:
     return [table.Result(**{**one, "outcome": Outcome(one["outcome"])}) for one in raw if isinstance(one, dict)]
 
 
-def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: Any, exitstatus: int, config: pytest.Config
+) -> Generator[None, None, None]:
+    """Write the verdicts after all that pytest and its plugins say, so that no list of failures pushes them away."""
+    yield
     session, reports = config.stash[SESSION], _reports(config) or []
     results = _results(reports)
     target = config.getoption("verdict_json")

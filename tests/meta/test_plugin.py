@@ -287,6 +287,15 @@ def test_a_request_that_cannot_be_met_ends_with_status_4() -> None:
     assert "Traceback" not in text
 
 
+@pytest.mark.parametrize("how", [(), ("-q",), (*PARALLEL, "-n", "2")], ids=["alone", "quiet", "parallel"])
+def test_the_verdicts_are_the_last_that_is_said(kernels: Path, how: tuple[str, ...]) -> None:
+    """Catches a table that pytest's own list of failed trials, one line each, pushes off the screen."""
+    text = run(*impls(kernels, "doubled", "right"), *how, expect=1)
+    after = text[text.index("= verdicts =") :].rstrip().split("\n")
+    assert [line.split()[0] for line in after[1:-1]] == ["op", "collapse", "collapse", "failed:", "2"]
+    assert "1 failed, 1 passed" in after[-1]
+
+
 @pytest.mark.parametrize("workers", [(), (*PARALLEL, "-n", "2")], ids=["alone", "parallel"])
 def test_a_run_without_a_test_says_so(workers: tuple[str, ...]) -> None:
     """Catches a mistyped -k, which ends in a status that says nothing to who does not know pytest's."""
