@@ -30,6 +30,7 @@ class Job:
     parallel: bool = True
 
 
+HOUSE = "tests/meta/test_house.py"
 CHECKED = ("tests/test_cases.py", "tests/test_laws.py")
 JOBS = {
     "check": Job(
@@ -52,8 +53,12 @@ JOBS = {
         ("tests/gpu", "tests/test_torch_ops.py", *CHECKED, "--device", "cuda", "--require", "gpu"),
     ),
     "verdicts": Job("compare two runs by their --verdict-json files", module="tests.verdicts", parallel=False),
-    "lint": Job("style and import contracts only", ("tests/meta/test_house.py", "-m", "lint"), parallel=False),
-    "types": Job("static types only", ("tests/meta/test_house.py", "-m", "types"), parallel=False),
+    "lint": Job(
+        "style, import contracts and the rows of the nightly matrix only",
+        (HOUSE, "tests/meta/test_nightly.py", "-m", "lint"),
+        parallel=False,
+    ),
+    "types": Job("static types only", (HOUSE, "-m", "types"), parallel=False),
     "cases": Job("make, check, show, bless and list case files", module="cases", parallel=False),
 }
 
