@@ -17,6 +17,8 @@ from oracle.verdict import Block, Comparison, Element, Fault, Kind, Tally
 
 LISTED = 6  # entries of a line that lists all
 MOST = 3  # entries of a line that names the worst
+SHORT = 1 / 8  # of a narrow row: no more of it is called a tail
+CHANCE = 1 / 25  # and it is not called one where mismatches anywhere would be in it as often
 
 
 class Outcome(enum.Enum):
@@ -122,14 +124,17 @@ def report(comparison: Comparison, context: Context, explanations: Sequence[str]
     return "\n".join([*lines, *_labelled(_ending(context))])
 
 
-def cause(comparison: Comparison, explanations: Sequence[str] = ()) -> str:
-    """What probably went wrong, in words that many results share: by it the failures of a run are counted."""
+def cause(comparison: Comparison, explanations: Sequence[str] = (), fill: str | None = None) -> str:
+    """What probably went wrong, in words that many results share: by it the failures of a run are counted.
+
+    ``fill`` is what the pad rows held.
+    """
     if explanations:
         return re.split(r" in the \d| \(first ", explanations[0])[0]
     if comparison.faults:
         return f"wrong {', '.join(fault.name.lower() for fault in comparison.faults)}"
-    hints = _hints(comparison, Context(case="", op="", output="", backend=""))
-    return re.sub(r" \[\d+, \d+\)", "", hints[0]) if hints else "other values"
+    hints = _hints(comparison, Context(case="", op="", output="", backend="", fill=fill))
+    return re.sub(r" \[\d+, \d+\)| with pad fill \w+", "", hints[0]) if hints else "other values"
 
 
 def _labelled(entries: Sequence[tuple[str, str]]) -> list[str]:
@@ -378,7 +383,7 @@ def _hints(comparison: Comparison, context: Context) -> list[str]:
 
 def _pad_hint(comparison: Comparison, context: Context) -> str:
     if _only_pad(comparison):
-        return "every mismatch is in pad rows, all valid rows are exact"
+        return "every mismatch is in pad rows, which are judged like tokens: a row may read another, or be left out"
     foreign = comparison.kinds.get(Kind.NAN, 0) + comparison.kinds.get(Kind.INF, 0)
     if context.fill in _LOUD_FILLS and foreign == comparison.mismatching:
         return f"NaN or infinity in valid rows with pad fill {context.fill}: a pad row may be read"
@@ -392,10 +397,30 @@ def _unwritten_hint(comparison: Comparison) -> str:
 
 
 def _tail_hint(comparison: Comparison) -> str:
+    start = _tail_start(comparison)
+    return "" if start is None else f"every mismatch is in the last column block [{start}, {_width(comparison)}): tail"
+
+
+def _tail_start(comparison: Comparison) -> int | None:
+    """Where the tail begins that holds every mismatch.
+
+    In a wide row that is its last block of columns. A narrow one is counted by columns: there it is what lies beyond
+    a multiple of some power of two, if so short that mismatches anywhere would hardly all be in it.
+    """
     blocks = [block for block in comparison.columns if block.wrong]
-    if len(comparison.columns) < 2 or blocks != [comparison.columns[-1]] or _unit(blocks) != "blocks":
-        return ""
-    return f"every mismatch is in the last column block {_span(blocks[0])}: tail"
+    if len(comparison.columns) < 2 or not blocks:
+        return None
+    if comparison.columns[0].stop > 1:
+        return blocks[0].start if blocks[0] == comparison.columns[-1] else None
+    width = _width(comparison)
+    tails = (width % (1 << power) for power in range(1, width.bit_length()))
+    tail = next((size for size in tails if size and width - size <= blocks[0].start), width)
+    share = tail / width
+    return width - tail if share <= SHORT and share**comparison.mismatching <= CHANCE else None
+
+
+def _width(comparison: Comparison) -> int:
+    return comparison.columns[-1].stop
 
 
 def _stream_hint(comparison: Comparison, context: Context) -> str:

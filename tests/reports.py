@@ -49,14 +49,19 @@ def explain_failures(
     lines += [_line(_at(context, failed), failed) for failed in rest[:SHOWN]]
     if len(rest) > SHOWN:
         lines.append(f"and {len(rest) - SHOWN} more failing outputs of this trial")
-    shared = first.violation or "broken rule" if first.comparison is None else cause(first.comparison, guesses)
-    return "\n".join(lines), shared
+    return "\n".join(lines), _cause(first, guesses)
+
+
+def _cause(failed: Failure, guesses: Sequence[str]) -> str:
+    if failed.comparison is None:
+        return failed.violation or "broken rule"
+    return cause(failed.comparison, guesses, failed.schedule.fill)
 
 
 def explain_breaches(context: Context, breaches: Sequence[str]) -> str:
     """The report of a broken law: each breach is a sentence."""
     first, *rest = breaches
-    more = f", and {len(rest)} more breaches" if rest else ""
+    more = f", and {len(rest)} more {'breach' if len(rest) == 1 else 'breaches'}" if rest else ""
     shown = [("breach", text) for text in rest[:SHOWN]]
     if len(rest) > SHOWN:
         shown.append(("breach", f"and {len(rest) - SHOWN} more"))

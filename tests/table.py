@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from oracle.report import Outcome
 
-CAUSES = 8  # kinds of failure that are told
+CAUSES = 8  # kinds of failure that are told, with the most frequent of each backend and all laws besides
 WIDTH = 100  # characters of each
 
 
@@ -69,12 +69,34 @@ def _reasons(results: Sequence[Result], unavailable: Iterable[tuple[str, str]]) 
 
 
 def _causes(results: Sequence[Result]) -> list[str]:
-    """How many failed on each backend of what, most first; ops and cases are in the reports."""
-    failed = Counter((r.outcome, r.backend, r.cause[:WIDTH]) for r in results if r.outcome.failed)
-    most = sorted(failed.items(), key=lambda item: -item[1])
-    lines = [f"failed: {count} {what.value} on {backend}: {cause}" for (what, backend, cause), count in most[:CAUSES]]
-    rest = most[CAUSES:]
-    return [*lines, f"failed: {sum(count for _, count in rest)} more of {len(rest)} other kinds"] if rest else lines
+    """How many failed on each backend of what, most first; ops and cases are in the reports.
+
+    A law is broken a few times at most and says more than most causes, so broken laws have a line for each backend.
+    """
+    broken = [result for result in results if result.outcome.failed]
+    failed = Counter((r.outcome, r.backend, r.cause[:WIDTH]) for r in broken if not _names_a_law(r))
+    most = failed.most_common()
+    first = {what[1]: what for what, _ in reversed(most)}.values()
+    told = [what for place, (what, _) in enumerate(most) if place < CAUSES or what in first]
+    lines = [f"failed: {failed[what]} {what[0].value} on {what[1]}: {what[2]}" for what in told]
+    lines += _laws([result for result in broken if _names_a_law(result)])
+    rest = [count for what, count in most if what not in told]
+    return [*lines, f"failed: {sum(rest)} more of {_count(len(rest), 'other kind')}"] if rest else lines
+
+
+def _names_a_law(result: Result) -> bool:
+    return not result.tp and result.cause.startswith("law ")
+
+
+def _laws(broken: Sequence[Result]) -> list[str]:
+    """Each backend's broken laws in a line, each with how often where there are several."""
+    lines = []
+    for backend in dict.fromkeys(result.backend for result in broken):
+        names = Counter(result.cause.removeprefix("law ") for result in broken if result.backend == backend)
+        each = ", ".join(f"{name} {count}" for name, count in names.most_common())
+        word = f"law {next(iter(names))}" if len(names) == 1 else f"laws {each}"
+        lines.append(f"failed: {names.total()} {Outcome.MISMATCH.value} on {backend}: {word}")
+    return lines
 
 
 def _summary(results: Sequence[Result]) -> str:

@@ -17,6 +17,7 @@ import torch
 from oracle.compare import POISON, compare
 from oracle.report import Context, Outcome, cause, failure, headline, report
 from oracle.sp import SpLayout
+from tests.reports import explain_breaches
 
 BF16, F32 = torch.bfloat16, torch.float32
 NAN, INF = float("nan"), float("inf")
@@ -215,7 +216,7 @@ def test_hint_pad_rows_only() -> None:
     expected = noise(8, 4)
     actual = expected.clone()
     actual[7] *= 3
-    told = "every mismatch is in pad rows, all valid rows are exact"
+    told = "every mismatch is in pad rows, which are judged like tokens: a row may read another, or be left out"
     assert hints(actual, expected, layout=SpLayout(7, 4)) == [told]
     actual[6, 0] = 9
     assert hints(actual, expected, layout=SpLayout(7, 4)) == []
@@ -253,6 +254,32 @@ def test_hint_tail_needs_the_last_of_several_blocks_alone() -> None:
     narrow = expected[:, :60].clone()
     narrow[0, 59] = 9
     assert hints(narrow, expected[:, :60]) == []
+
+
+@pytest.mark.parametrize(
+    ("width", "wrong", "tail"),
+    [
+        (31, [30], 30),
+        (65, [64], 64),
+        (513, [512], 512),
+        (1025, [1024], 1024),
+        (35, [33, 34], 32),
+        (64, [63], None),
+        (31, [29], None),
+        (24, [20, 23], None),
+        (4, [3], None),
+    ],
+)
+def test_hint_tail_of_a_column_or_two(width: int, wrong: list[int], tail: int | None) -> None:
+    """Catches a missed last column that is called other values, and the last of some streams that is called a tail."""
+    expected = noise(3, width)
+    actual = expected.clone()
+    actual[1, wrong] = 9
+    told = f"every mismatch is in the last column block [{tail}, {width}): tail"
+    assert hints(actual, expected) == ([] if tail is None else [told])
+    assert cause(compare(actual=actual, expected=expected)) == (
+        "other values" if tail is None else "every mismatch is in the last column block: tail"
+    )
 
 
 def test_hint_one_stream() -> None:
@@ -350,6 +377,14 @@ def test_a_law_is_named_with_its_subject() -> None:
     )
 
 
+def test_breaches_are_counted_in_words() -> None:
+    """Catches a count of one breach that reads as of several, and a breach that is counted and not told."""
+    lines = explain_breaches(BARE, ["first", "second"]).split("\n")
+    assert lines[0] == "post on tilelang: first, and 1 more breach"
+    assert lines[-1].split() == ["breach", "second"]
+    assert explain_breaches(BARE, ["first", "b", "c"]).startswith("post on tilelang: first, and 2 more breaches\n")
+
+
 @pytest.mark.parametrize(
     ("explanations", "told"),
     [
@@ -370,6 +405,17 @@ def test_a_cause_is_the_same_for_all_that_share_it(explanations: list[str], told
     found = cause(compare(actual=actual, expected=expected), explanations)
     assert found.startswith(told)
     assert not re.search(r"\d{2}", found)
+
+
+@pytest.mark.parametrize("fill", ["nan", "inf"])
+def test_a_pad_row_read_is_a_cause_of_its_own(fill: str) -> None:
+    """Catches a kernel that reads pad rows counted among those with other values, as though nothing were known."""
+    expected = noise(8, 4)
+    actual = expected.clone()
+    actual[6] = NAN
+    comparison = compare(actual=actual, expected=expected, layout=SpLayout(7, 4))
+    assert cause(comparison, fill=fill) == "NaN or infinity in valid rows: a pad row may be read"
+    assert cause(comparison, fill="zero") == cause(comparison) == "other values"
 
 
 def test_the_cause_of_a_wrong_form_is_that() -> None:

@@ -68,3 +68,25 @@ def test_laws_have_a_column_of_their_own() -> None:
     assert lines[0].split() == ["op", "backend", "tp", "1", "laws"]
     assert lines[1] == "collapse  triton   exact 1/1  hold 1/2, 1 mismatch"
     assert lines[-1] == "3 verdicts on 1 case: 2 exact, 1 mismatch"
+
+
+def test_no_broken_law_is_lost_among_other_kinds() -> None:
+    """Catches a summary of many causes that leaves out the one law whose name says what is wrong."""
+    results = [failed(Outcome.ERROR, f"ValueError: {number}") for number in range(9) for _ in range(3)]
+    laws = ["padding_isolation", "gather_commutes", "padding_isolation"]
+    results += [Result("post", f"{law} post", "triton", 0, Outcome.MISMATCH, "why", f"law {law}") for law in laws]
+    results += [Result("post", "repeatability post", "tilelang", 0, Outcome.MISMATCH, "why", "law repeatability")]
+    assert render(results)[-4:-1] == [
+        "failed: 3 mismatch on triton: laws padding_isolation 2, gather_commutes 1",
+        "failed: 1 mismatch on tilelang: law repeatability",
+        "failed: 3 more of 1 other kind",
+    ]
+
+
+def test_every_backend_has_its_most_frequent_cause() -> None:
+    """Catches one bad kernel of several whose failures are all in a count of other kinds."""
+    results = [failed(Outcome.ERROR, f"ValueError: {number}") for number in range(9) for _ in range(3)]
+    results += [failed(Outcome.MISMATCH, "other values", "impl-mine") for _ in range(2)]
+    results += [failed(Outcome.MISMATCH, "wrong dtype", "impl-mine")]
+    told = [line for line in render(results) if line.startswith("failed: ")]
+    assert told[-2:] == ["failed: 2 mismatch on impl-mine: other values", "failed: 4 more of 2 other kinds"]
