@@ -184,12 +184,16 @@ def _choice(match: _Match, wrong: Tensor) -> float:
 
 
 def _evidence(wrong: _Scene) -> tuple[float, float]:
-    """Bits that speak for whatever gives these rows, where each value counts, and where each token counts once."""
+    """Bits that speak for whatever gives these rows, where each value counts, and where each token counts once.
+
+    Infinity and NaN speak for nothing: one of them anywhere in a sum makes them, whatever the order.
+    """
     expected = wrong.call(wrong.tensors, CONTRACT_1)
-    apart = ulp_distance(wrong.actual, expected).reshape(len(expected), -1).double()
-    nan = (is_nan(wrong.actual) | is_nan(expected)).reshape(len(expected), -1)
-    apart = apart.masked_fill(nan & (apart > 0), 1.0).clamp(max=FARTHEST)
+    apart = ulp_distance(wrong.actual, expected)
+    apart = apart.masked_fill(~(wrong.actual.isfinite() & expected.isfinite()), 0)
+    apart = apart.clamp(max=FARTHEST).reshape(len(expected), -1).double()
     smallest = apart.masked_fill(apart == 0, math.inf).amin(dim=1)
+    smallest = smallest.masked_fill(smallest == math.inf, 0)
     return float(torch.log2(2 * apart + 1).sum()), float(torch.log2(2 * smallest + 1).sum())
 
 

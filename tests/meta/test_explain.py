@@ -354,3 +354,14 @@ def test_sequences_that_agree_and_have_nothing_in_common_are_not_named() -> None
     assert torch.equal(last, narrow)
     assert not torch.equal(last, computed("post", tensors, CONTRACT_1))
     assert explain("post", tensors, last, output="residual") == []
+
+
+def test_a_nan_is_no_proof_of_an_order() -> None:
+    """Catches a pairwise sum named for a kernel that lets NaN in: each makes NaN of a row that overflows."""
+    largest = torch.finfo(torch.bfloat16).max
+    streams = torch.tensor([largest, largest, -largest, -largest])
+    tensors = {"residual": streams[:, None].expand(1, 4, 24).bfloat16(), "pre_mix": torch.ones(1, 4)}
+    assert computed("collapse", tensors, CONTRACT_1).isinf().all()
+    spoilt = torch.full((1, 24), float("nan")).bfloat16()
+    assert torch.equal(computed("collapse", tensors, KNOWN["collapse pairwise"]).isnan(), spoilt.isnan())
+    assert explain("collapse", tensors, spoilt, output="layer_input") == []
