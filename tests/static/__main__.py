@@ -29,6 +29,8 @@ os.environ["TRITON_CACHE_DIR"] = str(attempts.CACHE / "triton")
 
 LANGUAGES: tuple[Language, ...] = ("triton", "tilelang")
 NOT_COMPILED = "."
+LOGGED = 20
+"""How many compiled kernels a line of a log stands for."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -135,9 +137,11 @@ def compiled(needed: Sequence[Unit], options: argparse.Namespace) -> dict[Unit, 
 
 
 def progress(done: int, total: int) -> None:
-    """Show on a terminal how far the compilers are."""
+    """Show how far the compilers are: one line that is written over on a terminal, a few lines in a log."""
     if sys.stderr.isatty():
         print(f"\rcompiled {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+    elif done == total or done % LOGGED == 0:
+        print(f"compiled {done} of {total}", file=sys.stderr, flush=True)
 
 
 def report(verdicts: Sequence[Verdict], missing: dict[Language, str]) -> Iterator[str]:
